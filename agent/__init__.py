@@ -1,0 +1,1 @@
+"""The agent of a GPU node, and the simulated engine."""

@@ -1,0 +1,1 @@
+"""Programs of llmgw; in the wheel this folder is the package `llmgw`."""

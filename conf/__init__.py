@@ -1,0 +1,1 @@
+"""Configuration: schema, loader, reload, errors, logging."""

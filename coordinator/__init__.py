@@ -1,0 +1,1 @@
+"""The coordinator: one process per host that owns the shared decisions."""

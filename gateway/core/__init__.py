@@ -1,0 +1,1 @@
+"""Decisions of the gateway: no I/O, no clock, no environment."""

@@ -1,0 +1,1 @@
+"""Choice of an endpoint: filter, score, pick."""

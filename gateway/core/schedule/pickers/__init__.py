@@ -1,0 +1,1 @@
+"""Pickers: which of the scored endpoints is taken."""

@@ -1,0 +1,1 @@
+"""Scorers: how well an endpoint suits a request, in [0, 1]."""
