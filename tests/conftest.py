@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import FakeClock
+from tests.support.gateway import Gateways
 from tests.support.processes import Programs
 
 
@@ -21,5 +22,13 @@ def clock() -> FakeClock:
 def programs(tmp_path: Path) -> Iterator[Programs]:
     """Start programs; afterwards all are stopped, and none may be left."""
     running = Programs(tmp_path)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def gateway(programs: Programs, tmp_path: Path) -> Iterator[Gateways]:
+    """Start gateways by calling it; afterwards no process and no shared memory of any may be left."""
+    running = Gateways(programs, tmp_path)
     yield running
     running.close()
