@@ -10,10 +10,10 @@ series, one after the other, in the order in which they first occurred:
     values      1; histogram: buckets + 1 + 1      float64: the value; histogram: buckets, +Inf bucket, sum
 
 Writer: the owner of the slot (shm.rows). A series is written whole before cell 0 makes it visible, so a
-writer killed half-way leaves nothing behind. Series are never moved or removed: the next owner of the slot goes on
-with the same cells, so that no counter ever goes back; gauges are zeroed when their owner dies. Bucket cells
-count their own bucket only; a histogram's count is the sum of its buckets. (Killed between a bucket and the
-sum, one observation is in the count and not in the sum.)
+writer killed half-way leaves nothing behind. Series are never moved or removed: the next owner of the slot
+goes on with the same cells, so that no counter ever goes back; gauges are zeroed when their owner dies.
+Bucket cells count their own bucket only; a histogram's count is the sum of its buckets. (Killed between a
+bucket and the sum, one observation is in the count and not in the sum.)
 
 A row is bounded. Room is kept back for one series of every definition with all labels `other`; when the rest
 is full, new series fold into that one.
