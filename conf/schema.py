@@ -18,6 +18,16 @@ ENGINES = ("vllm", "sglang", "llamacpp", "sim")
 FILTERS = ("health", "draining", "excluded")
 SCORERS = ("inflight", "queue", "kv")
 PICKERS = ("max-score", "p2c", "round-robin", "softmax")
+# Contract fields that `router.metrics` may map to an engine's own names.
+METRIC_FIELDS = (
+    "waiting",
+    "running",
+    "kv_usage",
+    "prompt_tokens",
+    "generation_tokens",
+    "block_size",
+    "num_blocks",
+)
 
 # What `Meta.extra` says of a key: how the file spells it, and what a reload does with it.
 KIND = "kind"

@@ -1,0 +1,164 @@
+"""Rules of a configuration that no single key can tell.
+
+Pure. Every rule yields `(key, message)` for all of its breaches; an empty text stands for a value that was
+already reported, and is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from conf.binding import suggestion
+from conf.schema import ENGINES, FILTERS, METRIC_FIELDS, SCORERS, Config, Model
+from conf.values import ListenAddress, parse_listen
+
+Breach: TypeAlias = tuple[str, str]
+
+
+def check(config: Config) -> Iterator[Breach]:
+    """Yield every breach of a rule as a dotted key and a message."""
+    yield from _auth(config)
+    yield from _listeners(config)
+    yield from _positive_durations(config)
+    yield from _profiles(config)
+    yield from _metrics(config)
+    yield from _models(config)
+    yield from _fallbacks(config)
+    yield from _endpoints(config)
+
+
+def _auth(config: Config) -> Iterator[Breach]:
+    if config.auth.enabled:
+        yield "auth.enabled", "keys are not available in this version; set auth.enabled: false"
+
+
+def _listeners(config: Config) -> Iterator[Breach]:
+    try:
+        client, admin = parse_listen(config.listen), parse_listen(config.admin_listen)
+    except ValueError:
+        return  # reported where it was read
+    if client.port and client.port == admin.port and _overlap(client, admin):
+        yield "admin_listen", f"port {admin.port} is taken by listen; each needs its own"
+
+
+def _overlap(one: ListenAddress, other: ListenAddress) -> bool:
+    return one.host == other.host or any(a.host in ("", "::", "0.0.0.0") for a in (one, other))
+
+
+def _positive_durations(config: Config) -> Iterator[Breach]:
+    router, client = config.router, config.client
+    durations = {
+        "client.header": client.header,
+        "client.body": client.body,
+        "client.write": client.write,
+        "router.scrape_interval": router.scrape_interval,
+        "router.stream_ping.interval": router.stream_ping.interval,
+    }
+    for key, seconds in durations.items():
+        if seconds <= 0:
+            yield key, "must be more than 0"
+
+
+def _profiles(config: Config) -> Iterator[Breach]:
+    router = config.router
+    if router.default_profile not in router.profiles:
+        yield (
+            "router.default_profile",
+            f"unknown profile; {suggestion(router.default_profile, router.profiles)}",
+        )
+    for name, profile in router.profiles.items():
+        key = f"router.profiles.{name}"
+        for scorer in profile.scorers:
+            if scorer not in SCORERS:
+                yield f"{key}.scorers.{scorer}", f"unknown scorer; {suggestion(scorer, SCORERS)}"
+        for index, filter_name in enumerate(profile.filters):
+            if filter_name and filter_name not in FILTERS:
+                yield f"{key}.filters[{index}]", f"unknown filter; {suggestion(filter_name, FILTERS)}"
+
+
+def _metrics(config: Config) -> Iterator[Breach]:
+    for engine, mapping in config.router.metrics.items():
+        if engine not in ENGINES:
+            yield f"router.metrics.{engine}", f"unknown engine; {suggestion(engine, ENGINES)}"
+        for field in mapping:
+            if field not in METRIC_FIELDS:
+                hint = suggestion(field, METRIC_FIELDS)
+                yield f"router.metrics.{engine}.{field}", f"unknown contract field; {hint}"
+
+
+def _models(config: Config) -> Iterator[Breach]:
+    names: dict[str, int] = {}
+    for index, model in enumerate(config.models):
+        if model.name and model.name in names:
+            first = names[model.name]
+            yield f"models[{index}].name", f'"{model.name}" is already the name of models[{first}]'
+        names.setdefault(model.name, index)
+    owners: dict[str, str] = {}
+    for index, model in enumerate(config.models):
+        for place, alias in enumerate(model.aliases):
+            key = f"models[{index}].aliases[{place}]"
+            if alias and alias in names:
+                yield key, f'"{alias}" is the name of a model, which the alias would shadow'
+            elif alias and alias in owners:
+                yield key, f'"{alias}" is already an alias ({owners[alias]})'
+            owners.setdefault(alias, key)
+        profile = model.routing_profile
+        if profile and profile not in config.router.profiles:
+            hint = suggestion(profile, config.router.profiles)
+            yield f"models[{index}].routing_profile", f"unknown profile; {hint}"
+
+
+def _fallbacks(config: Config) -> Iterator[Breach]:
+    by_name = {model.name: model for model in config.models}
+    for index, model in enumerate(config.models):
+        for place, name in enumerate(model.fallbacks):
+            key = f"models[{index}].fallbacks[{place}]"
+            if not name:
+                continue
+            if name == model.name:
+                yield key, "a model cannot be its own fallback"
+            elif name not in by_name:
+                yield key, _unknown_model(name, config)
+            elif path := _path(by_name, name, model.name):
+                yield key, f"the fallbacks run in a circle: {' -> '.join((model.name, *path))}"
+
+
+def _path(by_name: dict[str, Model], start: str, goal: str) -> list[str]:
+    """Return the names from `start` to `goal` along the fallbacks; empty where there is no way."""
+    came_from: dict[str, str] = {start: ""}
+    waiting = [start]
+    while waiting:
+        name = waiting.pop()
+        if name == goal:
+            path = [name]
+            while path[-1] != start:
+                path.append(came_from[path[-1]])
+            return path[::-1]
+        for following in by_name[name].fallbacks:
+            # A model that falls back to itself is a breach of its own.
+            if following in by_name and following not in came_from:
+                came_from[following] = name
+                waiting.append(following)
+    return []
+
+
+def _unknown_model(name: str, config: Config) -> str:
+    for model in config.models:
+        if name in model.aliases:
+            return f'"{name}" is an alias; name the model itself, "{model.name}"'
+    return f'unknown model "{name}"; {suggestion(name, (m.name for m in config.models if m.name))}'
+
+
+def _endpoints(config: Config) -> Iterator[Breach]:
+    models = {model.name for model in config.models}
+    ids: dict[str, int] = {}
+    for index, endpoint in enumerate(config.endpoints):
+        key = f"endpoints[{index}]"
+        if endpoint.id and endpoint.id in ids:
+            yield f"{key}.id", f'"{endpoint.id}" is already the id of endpoints[{ids[endpoint.id]}]'
+        ids.setdefault(endpoint.id, index)
+        if endpoint.model and endpoint.model not in models:
+            yield f"{key}.model", _unknown_model(endpoint.model, config)
+        if endpoint.tls and endpoint.url and not endpoint.url.lower().startswith("https:"):
+            yield f"{key}.tls", "is only for an https:// url"

@@ -1,0 +1,119 @@
+"""Read the configuration: file, environment, schema, rules.
+
+The only place that reads the environment. `load` reports everything that is wrong at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from collections.abc import Mapping as Environment
+from pathlib import Path
+
+import msgspec
+
+from conf.binding import Binder
+from conf.check import Breach, check
+from conf.errors import ConfigError, Problem
+from conf.overrides import apply_overrides
+from conf.schema import Config, Router, RoutingProfile, Timeouts
+from conf.tree import Mapping, Node, Origin, Scalar, read_yaml
+
+_DECODER = msgspec.msgpack.Decoder(Config)
+
+
+def load(path: Path | None, environ: Environment[str, str] | None = None) -> Config:
+    """Read and check a configuration. Blocks on the file.
+
+    Args:
+        path: YAML file; None for a configuration made of the environment alone.
+        environ: variables for overrides; None for the process's own.
+
+    Raises:
+        ConfigError: with every problem, in the order of the file.
+    """
+    problems: list[Problem] = []
+    name = str(path) if path is not None else "environment"
+    root = _read(path, name, problems)
+    root = apply_overrides(root, os.environ if environ is None else environ, problems)
+    binder = Binder(problems)
+    config = _complete(binder.bind(root, Config), binder)
+    reported = {problem.key for problem in problems}
+    for key, message in (*check(config), *_unreadable_files(config)):
+        problem = _origin(binder, key, root.origin).problem(key, message)
+        if problem.key not in reported:  # else its value is a stand-in
+            problems.append(problem)
+    if problems:
+        # Breaches of rules were found after the rest; overrides have no line and come last.
+        raise ConfigError(sorted(dict.fromkeys(problems), key=lambda p: (p.path != name, p.line or 0)))
+    return config
+
+
+def encode(config: Config) -> bytes:
+    """Pack a configuration for the shared segment (msgpack)."""
+    return msgspec.msgpack.encode(config)
+
+
+def decode(data: bytes) -> Config:
+    """Unpack what `encode` made.
+
+    Raises:
+        msgspec.ValidationError: it was made by another version of the schema.
+    """
+    return _DECODER.decode(data)
+
+
+def _read(path: Path | None, name: str, problems: list[Problem]) -> Mapping:
+    origin = Origin(name, None)
+    tree: Node | None = None
+    if path is not None:
+        try:
+            tree = read_yaml(path.read_bytes().decode("utf-8-sig"), origin, problems)
+        except OSError as error:
+            problems.append(origin.problem("", f"cannot be read: {error.strerror}"))
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            problems.append(Origin(name, line).problem("", "is not UTF-8"))
+    if tree is not None and not isinstance(tree, Mapping) and not (isinstance(tree, Scalar) and tree.is_null):
+        problems.append(tree.origin.problem("", "needs a mapping of keys, such as `listen: 127.0.0.1:8080`"))
+    return tree if isinstance(tree, Mapping) else Mapping({}, {}, origin)
+
+
+def _complete(config: Config, binder: Binder) -> Config:
+    """Fill in what one part of the configuration takes from another."""
+    router = config.router
+    if "chat" not in router.profiles:
+        profiles = {"chat": RoutingProfile(), **router.profiles}
+        router = msgspec.structs.replace(router, profiles=profiles)
+    models = tuple(
+        msgspec.structs.replace(model, timeouts=_inherit(model.timeouts, router, binder, index))
+        for index, model in enumerate(config.models)
+    )
+    return msgspec.structs.replace(config, router=router, models=models)
+
+
+def _inherit(own: Timeouts | None, router: Router, binder: Binder, index: int) -> Timeouts | None:
+    """Take the deadlines that a model does not name from the router's."""
+    if own is None:
+        return None
+    names = (
+        name for name in Timeouts.__struct_fields__ if f"models[{index}].timeouts.{name}" in binder.origins
+    )
+    return msgspec.structs.replace(router.timeouts, **{name: getattr(own, name) for name in names})
+
+
+def _origin(binder: Binder, key: str, default: Origin) -> Origin:
+    """Find where `key` or the nearest thing around it was written."""
+    while key and key not in binder.origins:
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return binder.origins.get(key, default)
+
+
+def _unreadable_files(config: Config) -> Iterator[Breach]:
+    for index, endpoint in enumerate(config.endpoints):
+        if endpoint.tls is None or not endpoint.tls.ca:
+            continue
+        try:
+            Path(endpoint.tls.ca).open("rb").close()
+        except OSError as error:
+            yield f"endpoints[{index}].tls.ca", f"cannot be read: {error.strerror}"
