@@ -36,7 +36,7 @@ class _BadValueError(Exception):
 def suggestion(name: str, allowed: Iterable[str]) -> str:
     """Say which of `allowed` was probably meant by `name`, and what all of them are."""
     allowed = sorted(allowed)
-    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     meant = f'did you mean "{close[0]}"? ' if close else ""
     return f"{meant}allowed: {', '.join(allowed) or 'none'}"
 

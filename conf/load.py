@@ -17,7 +17,7 @@ from conf.check import Breach, check
 from conf.errors import ConfigError, Problem
 from conf.overrides import apply_overrides
 from conf.schema import Config, Router, RoutingProfile, Timeouts
-from conf.tree import Mapping, Node, Origin, Scalar, read_yaml
+from conf.tree import Mapping, Origin, Scalar, read_yaml
 
 _DECODER = msgspec.msgpack.Decoder(Config)
 
@@ -32,9 +32,8 @@ def load(path: Path | None, environ: Environment[str, str] | None = None) -> Con
     Raises:
         ConfigError: with every problem, in the order of the file.
     """
-    problems: list[Problem] = []
     name = str(path) if path is not None else "environment"
-    root = _read(path, name, problems)
+    root, problems = _read(path, name)
     root = apply_overrides(root, os.environ if environ is None else environ, problems)
     binder = Binder(problems)
     config = _complete(binder.bind(root, Config), binder)
@@ -63,20 +62,32 @@ def decode(data: bytes) -> Config:
     return _DECODER.decode(data)
 
 
-def _read(path: Path | None, name: str, problems: list[Problem]) -> Mapping:
+def _read(path: Path | None, name: str) -> tuple[Mapping, list[Problem]]:
+    """Read the file as a tree, and what is wrong in it.
+
+    Raises:
+        ConfigError: there is nothing in it that could be checked any further.
+    """
     origin = Origin(name, None)
-    tree: Node | None = None
-    if path is not None:
-        try:
-            tree = read_yaml(path.read_bytes().decode("utf-8-sig"), origin, problems)
-        except OSError as error:
-            problems.append(origin.problem("", f"cannot be read: {error.strerror}"))
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            problems.append(Origin(name, line).problem("", "is not UTF-8"))
-    if tree is not None and not isinstance(tree, Mapping) and not (isinstance(tree, Scalar) and tree.is_null):
-        problems.append(tree.origin.problem("", "needs a mapping of keys, such as `listen: 127.0.0.1:8080`"))
-    return tree if isinstance(tree, Mapping) else Mapping({}, {}, origin)
+    if path is None:
+        return Mapping({}, {}, origin), []
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError([origin.problem("", f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError([Origin(name, line).problem("", "is not UTF-8")]) from error
+    problems: list[Problem] = []
+    tree = read_yaml(text, origin, problems)
+    if isinstance(tree, Scalar) and tree.is_null:
+        tree = Mapping({}, {}, origin)
+    elif tree is not None and not isinstance(tree, Mapping):
+        message = "needs a mapping of keys, such as `listen: 127.0.0.1:8080`"
+        raise ConfigError([tree.origin.problem("", message)])
+    if tree is None:
+        raise ConfigError(problems)
+    return tree, problems
 
 
 def _complete(config: Config, binder: Binder) -> Config:

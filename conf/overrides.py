@@ -19,8 +19,8 @@ from conf.tree import Mapping, Node, Origin, Scalar, Sequence, read_yaml
 PREFIX = "LLMGW_"
 
 
-class _UnknownVariableError(Exception):
-    """No key has this name; the text says what is near."""
+class _BadVariableError(Exception):
+    """The variable cannot be put in; the text says why. Empty: that was reported."""
 
 
 def apply_overrides(root: Mapping, environ: Environment[str, str], problems: list[Problem]) -> Mapping:
@@ -32,8 +32,9 @@ def apply_overrides(root: Mapping, environ: Environment[str, str], problems: lis
         parts = name.removeprefix(PREFIX).split("__")
         try:
             changed = _put(root, inspect.type_info(Config), parts, "", environ[name], origin, problems)
-        except _UnknownVariableError as error:
-            problems.append(origin.problem("", str(error)))
+        except _BadVariableError as error:
+            if str(error):
+                problems.append(origin.problem("", str(error)))
         else:
             assert isinstance(changed, Mapping)
             root = changed
@@ -70,12 +71,12 @@ def _put(
         items = node or Sequence((), origin)
         count = len(items.items)
         if not re.fullmatch(r"[0-9]{1,6}", parts[0]) or int(parts[0]) > count:
-            raise _UnknownVariableError(f"{parts[0]} is no index of this list; allowed: 0 to {count}")
+            raise _BadVariableError(f"{parts[0]} is no index of this list; allowed: 0 to {count}")
         index = int(parts[0])
         old = items.items[index] if index < count else None
         child = _put(old, bare.item_type, parts[1:], f"{done}{parts[0]}__", value, origin, problems)
         return items.with_item(index, child)
-    raise _UnknownVariableError(f"{PREFIX}{done.removesuffix('__')} has no keys below it")
+    raise _BadVariableError(f"{PREFIX}{done.removesuffix('__')} has no keys below it")
 
 
 def _container(annotated: inspect.Type) -> inspect.Type:
@@ -95,7 +96,7 @@ def _key(
         if part.lower() not in fields:
             names = (f"{PREFIX}{done}{name.upper()}" for name in fields)
             hint = suggestion(f"{PREFIX}{done}{part}".upper(), names)
-            raise _UnknownVariableError(f"unknown variable; {hint}")
+            raise _BadVariableError(f"unknown variable; {hint}")
         return part.lower(), fields[part.lower()]
     # Names in a mapping are the operator's own, and may hold what a variable's name cannot.
     same = [key for key in mapping.entries if re.sub(r"\W", "_", key).lower() == part.lower()]
@@ -108,4 +109,7 @@ def _parse(value: str, annotated: inspect.Type, origin: Origin, problems: list[P
     is_text = any(isinstance(option, inspect.StrType | inspect.LiteralType) for option in options)
     if is_text and not any(isinstance(option, inspect.CollectionType) for option in options):
         return Scalar(value, False, origin)
-    return read_yaml(value, origin, problems) or Scalar("", True, origin)
+    node = read_yaml(value, origin, problems)
+    if node is None:
+        raise _BadVariableError
+    return node

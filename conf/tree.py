@@ -92,7 +92,7 @@ def read_yaml(text: str, origin: Origin, problems: list[Problem]) -> Node | None
         problems: what is wrong is appended here.
 
     Returns:
-        The tree; None for an empty document, or where the text is no YAML at all.
+        The tree (a null scalar for an empty document); None where the text is no YAML at all.
     """
     return _Reader(origin, problems).read(text)
 
@@ -107,7 +107,7 @@ class _Reader:
     def read(self, text: str) -> Node | None:
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
-            return None if node is None else self._convert(node)
+            return Scalar("", True, self._origin) if node is None else self._convert(node)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             reason = " ".join(filter(None, (error.context, error.problem, error.note)))
@@ -129,8 +129,7 @@ class _Reader:
         if id(node) in self._done:
             done = self._done[id(node)]
             if done is None:
-                self._problems.append(origin.problem("", "an anchor contains itself"))
-                return Scalar("", True, origin)
+                raise yaml.composer.ComposerError(None, None, "an anchor contains itself", node.start_mark)
             return done
         self._done[id(node)] = None
         if node.tag.removeprefix(_STANDARD_TAG) not in _KNOWN_TAGS:

@@ -61,8 +61,8 @@ def parse_duration(text: str) -> float:
 def format_duration(seconds: float) -> str:
     """Spell seconds in the largest unit that leaves a whole number."""
     for unit in ("h", "m", "s", "ms"):
-        number = seconds / _SECONDS[unit]
-        if seconds and number == int(number):
+        number = round(seconds / _SECONDS[unit], 6)  # 0.3 / 0.001 is not quite 300
+        if number and number.is_integer():
             return f"{int(number)}{unit}"
     return f"{seconds:g}s"
 
