@@ -1,0 +1,160 @@
+"""Token counts as engines report them.
+
+Rules:
+    - 0 is a value. Absent and null are "not reported" and leave what was known as it is.
+    - Of several reports the last counts, field by field; reports are never added up. vLLM's continuous usage
+      repeats the running total in every event.
+    - A report of an unexpected shape is ignored: accounting never breaks a response.
+
+Names differ: chat and completions say prompt and completion tokens, responses and messages input and output
+tokens, inside `response` or `message` where an event wraps the object.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+WHOLE_BODY_BYTES = 64 * 1024
+"""Up to this size a body is parsed as it is; of a longer one only the last so many bytes are looked at."""
+
+_USAGE_OBJECT = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*\{')
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request; None: not reported.
+
+    Attributes:
+        prompt_tokens: of the prompt, cached ones included.
+        completion_tokens: generated, reasoning included.
+        cached_tokens: of the prompt, found in the engine's cache.
+    """
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def updated(self, newer: Usage) -> Usage:
+        """Return these counts with those of a later report in their place."""
+        return Usage(
+            self.prompt_tokens if newer.prompt_tokens is None else newer.prompt_tokens,
+            self.completion_tokens if newer.completion_tokens is None else newer.completion_tokens,
+            self.cached_tokens if newer.cached_tokens is None else newer.cached_tokens,
+        )
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class UsageObject(msgspec.Struct):
+    """The member `usage` in all spellings."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+
+    def counts(self) -> Usage:
+        """Return the counts under their common names."""
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return Usage(
+            self.input_tokens if self.prompt_tokens is None else self.prompt_tokens,
+            self.output_tokens if self.completion_tokens is None else self.completion_tokens,
+            self.cache_read_input_tokens if details is None else details.cached_tokens,
+        )
+
+
+class _Body(msgspec.Struct):
+    usage: UsageObject | None = None
+    response: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+_decode_usage = msgspec.json.Decoder(UsageObject).decode
+
+
+def usage_of(data: bytes) -> Usage | None:
+    """Read the usage of a response object or of an event's data.
+
+    Args:
+        data: one JSON object; anything else has no usage.
+
+    Returns:
+        None when there is none, it is null, or it cannot be understood.
+    """
+    try:
+        body = _decode_body(data)
+        usage = body.usage
+        if usage is None:
+            inner = bytes(body.response) or bytes(body.message)
+            if b'"usage"' in inner:
+                usage = _decode_body(inner).usage
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return None if usage is None else usage.counts()
+
+
+class UsageTap:
+    """Reads the usage of a body that is not an event stream while it passes.
+
+    Holds references to what was fed, at most about `WHOLE_BODY_BYTES` plus one piece.
+    """
+
+    __slots__ = ("_is_whole", "_parts", "_size")
+
+    def __init__(self) -> None:
+        self._parts: deque[bytes] = deque()
+        self._size = 0
+        self._is_whole = True
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece; the body's beginning is forgotten when it gets long."""
+        parts = self._parts
+        parts.append(data)
+        self._size += len(data)
+        while self._size - len(parts[0]) >= WHOLE_BODY_BYTES:
+            self._size -= len(parts.popleft())
+            self._is_whole = False
+
+    def usage(self) -> Usage | None:
+        """Read the usage of what was fed; for the end of the body."""
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if b'"usage"' not in data:
+            return None
+        if self._is_whole and len(data) <= 2 * WHOLE_BODY_BYTES:
+            return usage_of(data)
+        return _last_usage_in(data)
+
+
+def _last_usage_in(tail: bytes) -> Usage | None:
+    """Read the last object named `usage` of a body whose beginning is not at hand.
+
+    Quotes inside of strings are escaped, so `"usage":{` cannot stand in the text of an answer.
+    """
+    last = deque(_USAGE_OBJECT.finditer(tail), maxlen=1)
+    if not last:
+        return None
+    start = last[0].end() - 1
+    depth = 0
+    for at in range(start, min(len(tail), start + 4096)):
+        # No string inside a usage object holds a brace.
+        if tail[at] == 0x7B:
+            depth += 1
+        elif tail[at] == 0x7D:
+            depth -= 1
+            if depth == 0:
+                try:
+                    return _decode_usage(tail[start : at + 1]).counts()
+                except msgspec.MsgspecError:
+                    return None
+    return None
