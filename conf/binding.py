@@ -52,12 +52,12 @@ def describe(annotated: inspect.Type) -> str:
     """Name a type for people: what a value of it must be."""
     bare, extra = unwrap(annotated)
     if extra.get(KIND):
-        return str(extra[KIND])
+        return {"listen": "address", "url": "URL"}.get(extra[KIND], str(extra[KIND]))
     match bare:
         case inspect.StructType() | inspect.DictType():
             return "mapping"
         case inspect.CollectionType():
-            return f"list of {describe(bare.item_type)}"
+            return f"list of {describe(bare.item_type)}s"
         case inspect.UnionType():
             return " or ".join(describe(t) for t in bare.types if not isinstance(t, inspect.NoneType))
         case inspect.LiteralType():

@@ -1,0 +1,49 @@
+# `make help` lists what there is. Everything sets up .venv by itself; a second time that costs nothing.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup test check check-unit lint test-long demo bench docs wheel clean
+
+PY := .venv/bin/python
+ENGINE ?= llamacpp
+# More for pytest: make test ARGS='-k reload -x'
+ARGS ?=
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1\t/' | expand -t 20
+
+setup:  ## make .venv with everything that is needed
+	@bin/setup
+
+test: check  ## everything a change must pass: format, lint, types, imports, all tests
+
+check: lint  ## the same as `make test`
+	@echo "== tests"
+	@$(PY) -m pytest -m "not long" $(ARGS)
+
+lint: setup  ## format, lint, types, import rules; no tests
+	@echo "== format" && $(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }
+	@echo "== lint" && $(PY) -m ruff check --quiet .
+	@echo "== types" && $(PY) -m mypy --no-error-summary
+	@echo "== import rules" && .venv/bin/lint-imports --no-logo >.cache/imports.log || { cat .cache/imports.log; exit 1; }
+
+check-unit: setup  ## the inner loop: unit tests alone
+	@$(PY) -m pytest -q -x tests/unit $(ARGS)
+
+test-long: setup  ## the tests that take minutes
+	@$(PY) -m pytest -m long $(ARGS)
+
+demo: setup  ## a gateway in front of a real model (ENGINE=llamacpp) or of simulated engines (ENGINE=sim)
+	@exec $(PY) bin/demo.py --engine $(ENGINE)
+
+bench: setup  ## what a request and an event cost
+	@$(PY) bench/run.py $(ARGS)
+
+docs: setup  ## make the generated pages of docs/ anew
+	@$(PY) -m conf.reference >docs/configuration.md
+
+wheel: setup  ## build dist/llmgw-*.whl
+	@$(PY) -m pip wheel -q --no-deps --wheel-dir dist .
+
+clean:  ## remove what was made, .venv and .cache included
+	rm -rf .venv .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
