@@ -28,8 +28,15 @@ class Process:
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], log: Path, *, variables: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
+        """Start `argv` with `environment` instead of ours, in `folder` instead of here."""
         self.name = name
         self.log = log
         parent = os.getpid()
@@ -39,7 +46,8 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(variables or {})},
+                env=environment,
+                cwd=folder,
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(parent),
             )

@@ -1,0 +1,1 @@
+"""Benchmarks: what the gateway costs, beside the bare engine and beside other gateways."""
