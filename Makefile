@@ -1,7 +1,7 @@
 # `make help` lists what there is. Everything sets up .venv by itself; a second time that costs nothing.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test check check-unit lint test-long demo bench docs wheel clean
+.PHONY: help setup engines test check check-unit lint test-long demo bench docs wheel clean
 
 PY := .venv/bin/python
 ENGINE ?= llamacpp
@@ -16,7 +16,7 @@ setup:  ## make .venv with everything that is needed
 
 test: check  ## everything a change must pass: format, lint, types, imports, all tests
 
-check: lint  ## the same as `make test`
+check: lint engines  ## the same as `make test`
 	@echo "== tests"
 	@$(PY) -m pytest -m "not long" $(ARGS)
 
@@ -30,13 +30,17 @@ check-unit: setup  ## the inner loop: unit tests alone
 	@$(PY) -m pytest -q -x tests/unit $(ARGS)
 
 test-long: setup  ## the tests that take minutes
+	@$(PY) -m bin.engines llamacpp vllm
 	@$(PY) -m pytest -m long $(ARGS)
 
+engines: setup  ## llama.cpp with a tiny and a small real model, into .cache (0.7 GB)
+	@$(PY) -m bin.engines llamacpp gemma
+
 demo: setup  ## a gateway in front of a real model (ENGINE=llamacpp) or of simulated engines (ENGINE=sim)
-	@exec $(PY) bin/demo.py --engine $(ENGINE)
+	@exec $(PY) -m bin.engines.demo --engine $(ENGINE) $(ARGS)
 
 bench: setup  ## what a request and an event cost
-	@$(PY) bench/run.py $(ARGS)
+	@$(PY) -m bench.run $(ARGS)
 
 docs: setup  ## make the generated pages of docs/ anew
 	@$(PY) -m conf.reference >docs/configuration.md

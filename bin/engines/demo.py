@@ -122,7 +122,7 @@ def start_llamacpp(model: GgufModel, stack: ExitStack) -> RunningEngine:
 def start_sim(number: int, stack: ExitStack) -> RunningEngine:
     """Start the simulated engine `number`, counted from 1."""
     port = chosen_port(9000 + number, f"engine {number}")
-    command = sim_command(port, "sim-model", "--ttft", "50ms", "--itl", "20ms", "--seed", str(number))
+    command = sim_command(port, "sim-model", "--ttft-ms", "50", "--itl-ms", "20", "--seed", str(number))
     return start_engine("sim", command, port, "chat-model", "sim-model", stack)
 
 
