@@ -123,18 +123,18 @@ CLIENT_GONE = Definition(
 )
 CONNECTIONS = Definition("llmgw_client_connections", Kind.GAUGE, "Client connections open.")
 
-# Counted by the coordinator.
+# Counted by the coordinator. No replica among the labels: series in cells outlive their endpoint.
 SCRAPES = Definition(
     "llmgw_scrapes_total",
     Kind.COUNTER,
-    "Scrapes of engines' metrics; outcome is ok or failed.",
-    ("replica", "outcome"),
+    "Looks at engines; outcome is ok (metrics read) or failed. Which engine: llmgw_endpoint_metrics_stale.",
+    ("outcome",),
 )
 CONTRACT_VIOLATIONS = Definition(
     "llmgw_contract_violations_total",
     Kind.COUNTER,
-    "Scrapes in which an engine did not publish a mandatory field.",
-    ("replica", "field"),
+    "Scrapes whose metrics broke the contract. Which engine: llmgw_endpoint_contract_violated.",
+    ("field",),
 )
 SLOTS_REAPED = Definition(
     "llmgw_slots_reaped_total",

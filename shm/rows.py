@@ -1,8 +1,9 @@
 """Slots: which process owns which row, and what happens to the rows of a dead one.
 
 A slot is owned by whoever holds the lock on byte `slot` of the file `segment`, taken through a file
-description of its own that was opened after the fork (F_OFD_SETLK). The kernel drops the lock when the
-process dies, however it dies; nothing is left to clean up but numbers.
+description of its own (F_OFD_SETLK). The kernel drops the lock when the process dies, however it dies;
+nothing is left to clean up but numbers. A forked child would share the description and keep the lock of its
+dead parent, so each child closes what it inherits, at the fork.
 
     owner     writes the cells of its slot, its inflight and marks columns and its metrics row
     reaper    takes the lock of a slot whose PID is not 0; success proves that the owner is dead and makes the
@@ -19,7 +20,9 @@ import fcntl
 import os
 import struct
 import time
+import weakref
 from dataclasses import dataclass
+from functools import partial
 
 from conf.errors import LlmgwError
 from shm.layout import FixedSlot, SlotField, SlotState
@@ -63,14 +66,23 @@ class SlotView:
 
 
 class WorkerSlot:
-    """A slot this process owns, until `release` or death.
+    """A slot this process owns, until `release` or death. In a forked child the object is as after `release`.
 
     Attributes:
         index: slot number; the worker's column in inflight and marks, and its metrics row.
         generation: how many owners the slot has had, with this one.
     """
 
-    __slots__ = ("_cells", "_heartbeat", "_lock_fd", "_segment", "_state", "generation", "index")
+    __slots__ = (
+        "__weakref__",
+        "_cells",
+        "_heartbeat",
+        "_lock_fd",
+        "_segment",
+        "_state",
+        "generation",
+        "index",
+    )
 
     def __init__(self, segment: Segment, index: int, lock_fd: int) -> None:
         """Sign a slot whose lock is held; use `claim` or `claim_fixed` instead."""
@@ -89,6 +101,7 @@ class WorkerSlot:
         cells[self._heartbeat] = now_ns
         cells[self._state] = SlotState.STARTING
         cells[layout.slot_cell(index, SlotField.PID)] = os.getpid()
+        os.register_at_fork(after_in_child=partial(_forget, weakref.ref(self)))
 
     @classmethod
     def claim(cls, segment: Segment) -> WorkerSlot:
@@ -147,6 +160,9 @@ class WorkerSlot:
             return
         _zero(self._segment, self.index)
         self._cells[self._segment.layout.slot_cell(self.index, SlotField.PID)] = 0
+        self._unlock()
+
+    def _unlock(self) -> None:
         os.close(self._lock_fd)
         self._lock_fd = -1
 
@@ -197,6 +213,13 @@ def slots_in_use(segment: Segment) -> list[SlotView]:
                 )
             )
     return views
+
+
+def _forget(slot: weakref.ref[WorkerSlot]) -> None:
+    """Let go of an inherited slot, in a child that was just forked; its parent keeps it."""
+    inherited = slot()
+    if inherited is not None and inherited._lock_fd >= 0:
+        inherited._unlock()
 
 
 def _zero(segment: Segment, slot: int) -> int:
