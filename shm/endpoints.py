@@ -82,6 +82,10 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     tls_verify: bool = True
     weight: float = 1.0
 
+    def __repr__(self) -> str:
+        """Show what tells endpoints apart, and never the key."""
+        return f"EndpointRecord(slot={self.slot}, id={self.id!r}, model={self.model!r}, url={self.url!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointStats:
@@ -262,12 +266,20 @@ class EndpointTable:
         After 64 interrupted tries (a writer that died inside the row, or never pauses) it returns what is
         there.
         """
-        values: list[float] = []
         for _ in range(_SEQLOCK_TRIES):
-            before = self._i64[self._stats_seq + slot]
-            values = [self.stat(slot, field) for field in StatField]
-            if not before & 1 and self._i64[self._stats_seq + slot] == before:
-                break
+            stats = self.try_stats(slot)
+            if stats is not None:
+                return stats
+        return self._read_stats(slot)
+
+    def try_stats(self, slot: int) -> EndpointStats | None:
+        """Return all that is known of an endpoint, or None if it was being replaced meanwhile."""
+        before = self._i64[self._stats_seq + slot]
+        stats = self._read_stats(slot)
+        return None if before & 1 or self._i64[self._stats_seq + slot] != before else stats
+
+    def _read_stats(self, slot: int) -> EndpointStats:
+        values = [self.stat(slot, field) for field in StatField]
         kv = values[StatField.KV]
         return EndpointStats(
             state=EndpointState(int(values[StatField.STATE])),

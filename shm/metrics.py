@@ -104,9 +104,7 @@ class MetricsRow:
         self._row = row.start
         self._limit = row.cells
         self._unreserved = row.cells - sum(
-            _series_cells(_key(each, (OTHER,) * len(each.labels)), each.values)
-            for each in DEFINITIONS
-            if each.labels
+            _series_cells(_key(each, (OTHER,) * len(each.labels)), each.values) for each in DEFINITIONS
         )
         self._known: dict[tuple[bytes, int], int] = {}
         if self._i64[self._row] == 0:

@@ -20,9 +20,7 @@ import fcntl
 import os
 import struct
 import time
-import weakref
 from dataclasses import dataclass
-from functools import partial
 
 from conf.errors import LlmgwError
 from shm.layout import FixedSlot, SlotField, SlotState
@@ -74,7 +72,6 @@ class WorkerSlot:
     """
 
     __slots__ = (
-        "__weakref__",
         "_cells",
         "_heartbeat",
         "_lock_fd",
@@ -101,7 +98,7 @@ class WorkerSlot:
         cells[self._heartbeat] = now_ns
         cells[self._state] = SlotState.STARTING
         cells[layout.slot_cell(index, SlotField.PID)] = os.getpid()
-        os.register_at_fork(after_in_child=partial(_forget, weakref.ref(self)))
+        os.register_at_fork(after_in_child=self._forget)
 
     @classmethod
     def claim(cls, segment: Segment) -> WorkerSlot:
@@ -160,11 +157,13 @@ class WorkerSlot:
             return
         _zero(self._segment, self.index)
         self._cells[self._segment.layout.slot_cell(self.index, SlotField.PID)] = 0
-        self._unlock()
+        self._forget()
 
-    def _unlock(self) -> None:
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+    def _forget(self) -> None:
+        """Let go of an inherited slot, in a child that was just forked; its parent keeps it."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
 
 def reap_dead(segment: Segment) -> list[ReapedSlot]:
@@ -213,13 +212,6 @@ def slots_in_use(segment: Segment) -> list[SlotView]:
                 )
             )
     return views
-
-
-def _forget(slot: weakref.ref[WorkerSlot]) -> None:
-    """Let go of an inherited slot, in a child that was just forked; its parent keeps it."""
-    inherited = slot()
-    if inherited is not None and inherited._lock_fd >= 0:
-        inherited._unlock()
 
 
 def _zero(segment: Segment, slot: int) -> int:
