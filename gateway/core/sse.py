@@ -1,0 +1,360 @@
+"""Event streams on their way to a client: whole events out, bytes unchanged, usage read in passing.
+
+Rules:
+    - What goes out is what came in, byte for byte, except for an event that is withheld and a model name that
+      is renamed. An event goes out as soon as its last byte is in; the beginning of one is held.
+    - So what has gone out always ends between two events, and an error event can follow.
+    - Lines end with LF, CRLF or CR, in any mixture. An event ends with an empty line: with two line ends in a
+      row, which as bytes is one of LF LF, LF CR, CR CR (an LF behind such a CR belongs to it).
+    - Nothing is decoded as text: a read may end inside a character. JSON is parsed only in whole events in
+      which a substring says that it is worth it.
+
+The cheap case is a read that holds whole events and nothing of interest: `feed` returns the object it was
+given, and the relay can pass on the bytes it has read.
+
+Source: WHATWG HTML 9.2.6 for the stream format; SPIKE section 5 for the costs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import orjson
+from msgspec import Raw
+
+from conf.errors import LlmgwError
+from gateway.core.body import find_member
+from gateway.core.usage import Usage, usage_of
+
+MAX_EVENT_BYTES: Final = 64 * 2**20
+
+_BOM: Final = b"\xef\xbb\xbf"
+_WHOLE_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+_NAME_PATHS: Final = (("model",), ("response", "model"), ("message", "model"))
+"""Where events carry the model's name: chunks of chat and completions, responses, messages."""
+
+# A line starts at the beginning or behind a line end; a BOM may precede the first one of a stream.
+_has_data = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n])data[:\r\n]").search
+_has_done = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n])data: ?\[DONE\]").search
+_has_error_line = re.compile(rb"(?:\A|[\r\n])(?:event: ?error[\r\n]|error:)").search
+_find_boundary = re.compile(rb"(?:\r\n|\n)(?:\r\n?|\n)|\r\r\n?").finditer
+_usage_object = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*\{').search
+_key_before = re.compile(rb'"model"[ \t]*:[ \t]*\Z').search
+
+
+class EventTooLarge(LlmgwError):
+    """An event is longer than the limit; the stream has to be broken off."""
+
+
+class _Event(msgspec.Struct):
+    """What is looked at in the data of an event that may be the usage chunk, or an error."""
+
+    choices: list[Raw] | None = None
+    usage: Raw = Raw()
+    error: Raw = Raw()
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class SseRelay:
+    """One event stream.
+
+    Attributes:
+        usage: what the engine reported so far, the last report of each count; None: nothing yet.
+        saw_done: `[DONE]` went out.
+        saw_error: an event with an error went out; the engine ended the stream by itself.
+        first_data: an event with data went out, a comment alone does not count.
+    """
+
+    __slots__ = (
+        "_held",
+        "_held_bytes",
+        "_max_event_bytes",
+        "_needle",
+        "_replacement",
+        "_requested",
+        "_withhold_usage",
+        "first_data",
+        "saw_done",
+        "saw_error",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        *,
+        withhold_usage: bool = False,
+        rename: tuple[str, str] | None = None,
+        max_event_bytes: int = MAX_EVENT_BYTES,
+    ) -> None:
+        """Begin a stream.
+
+        Args:
+            withhold_usage: keep the usage chunk (no choices) from the client; it did not ask for it.
+            rename: (name the engine knows the model by, name the client asked for). The second one stands
+                in every event that names a model, whatever the engine calls it.
+            max_event_bytes: most bytes of an unfinished event that are held.
+        """
+        self.usage: Usage | None = None
+        self.saw_done = False
+        self.saw_error = False
+        self.first_data = False
+        self._withhold_usage = withhold_usage
+        self._max_event_bytes = max_event_bytes
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._requested = b""
+        self._needle = self._replacement = b""
+        if rename is not None:
+            self._requested = orjson.dumps(rename[1])
+            self._set_needle(b'"model":', orjson.dumps(rename[0]))
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether the beginning of an event is held."""
+        return self._held_bytes > 0
+
+    def feed(self, payload: bytes) -> bytes:
+        """Take what was read and return what goes out now, b"" for nothing.
+
+        Args:
+            payload: any piece of the stream, without framing.
+
+        Returns:
+            Whole events. `payload` itself, the same object, when it holds whole events and nothing changes.
+
+        Raises:
+            EventTooLarge: the event under way is too long; only `discard` may follow.
+        """
+        if self._held_bytes or not payload.endswith(_WHOLE_ENDS):
+            payload = self._split(payload)
+            if not payload:
+                return payload
+        return self._pass(payload)
+
+    def finish(self) -> bytes:
+        """End a stream that ended as it should: return what was held, though no empty line ended it."""
+        if not self._held_bytes:
+            return b""
+        rest = b"".join(self._held)
+        self.discard()
+        return self._pass(rest)
+
+    def discard(self) -> None:
+        """Drop the beginning of an event: the stream broke off, and an error event is to follow."""
+        self._held = []
+        self._held_bytes = 0
+
+    # Cutting.
+
+    def _split(self, payload: bytes) -> bytes:
+        """Return all up to the end of the last whole event; hold the rest."""
+        end = _last_boundary(payload)
+        if end < 0 and self._held_bytes:
+            end = self._boundary_across(payload)
+        if end < 0:
+            if self._held_bytes:
+                self._hold(payload)
+                return b""
+            # Line ends between two events, such as the LF of a boundary whose CR has gone out already.
+            rest = payload.lstrip(b"\r\n")
+            self._hold(rest)
+            return payload[: len(payload) - len(rest)]
+        whole = payload[:end]
+        if self._held_bytes:
+            self._held.append(whole)
+            whole = b"".join(self._held)
+            self.discard()
+        self._hold(payload[end:])
+        return whole
+
+    def _boundary_across(self, payload: bytes) -> int:
+        """Find a boundary that was cut between its two line ends; -1 for none."""
+        pair = self._held[-1][-1:] + payload[:1]
+        if pair == b"\n\n":
+            return 1
+        if pair in (b"\n\r", b"\r\r"):
+            return 2 if payload[1:2] == b"\n" else 1
+        return -1
+
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._held_bytes += len(piece)
+            if self._held_bytes > self._max_event_bytes:
+                raise EventTooLarge
+            self._held.append(piece)
+
+    # Looking.
+
+    def _pass(self, events: bytes) -> bytes:
+        """Look at whole events on their way out; return them, changed where they have to be."""
+        if not self.first_data:
+            self.first_data = _has_data(events) is not None
+        if b'"usage"' in events and _usage_object(events) is not None:
+            events = self._take_usage(events)
+        if b"[DONE]" in events and _has_done(events) is not None:
+            self.saw_done = True
+        if b"error" in events and not self.saw_error:
+            self.saw_error = _has_error_line(events) is not None or (
+                b'"error"' in events and any(map(_is_error, split_events(events)))
+            )
+        if self._requested and b"model" in events:
+            events = self._rename(events)
+        return events
+
+    def _take_usage(self, events: bytes) -> bytes:
+        """Read the usage, and take out the chunk that holds nothing else if it is to be withheld."""
+        kept: list[bytes] = []
+        is_withheld = False
+        latest: Usage | None = None
+        # From the end: the last report counts, and with continuous usage each event of a burst holds one.
+        for event in reversed(list(split_events(events))):
+            if b'"usage"' in event:
+                data = _data_in_place(event)
+                if latest is None or latest.prompt_tokens is None or latest.completion_tokens is None:
+                    usage = usage_of(data)
+                    if usage is not None:
+                        latest = usage if latest is None else usage.updated(latest)
+                if self._withhold_usage and _is_usage_chunk(data):
+                    is_withheld = True
+                    continue
+            kept.append(event)
+        if latest is not None:
+            self.usage = latest if self.usage is None else self.usage.updated(latest)
+        return b"".join(reversed(kept)) if is_withheld else events
+
+    # Renaming.
+
+    def _rename(self, events: bytes) -> bytes:
+        at = events.find(self._needle)
+        if at > 0 and _is_only_top_level(events, at):
+            return self._replaced(events, at)
+        pieces = list(split_events(events))
+        return b"".join([self._rename_event(event) if b"model" in event else event for event in pieces])
+
+    def _rename_event(self, event: bytes) -> bytes:
+        at = event.find(self._needle)
+        if at > 0 and _is_only_top_level(event, at):
+            return self._replaced(event, at)
+        data = _data_in_place(event)
+        for path in _NAME_PATHS:
+            try:
+                found = find_member(data, path)
+            except (msgspec.DecodeError, RecursionError):
+                return event
+            if found is None:
+                continue
+            start, end = found
+            name = event[start:end]
+            if name[:1] != b'"':
+                return event
+            key = _key_before(event, max(0, start - 16), start)
+            if key is not None and len(path) == 1:
+                self._set_needle(key[0], name)
+            return event if name == self._requested else event[:start] + self._requested + event[end:]
+        return event
+
+    def _set_needle(self, key: bytes, name: bytes) -> None:
+        """Remember how this engine spells the member, so that the next event is one search."""
+        self._needle = key + name
+        self._replacement = key + self._requested
+
+    def _replaced(self, events: bytes, at: int) -> bytes:
+        needle = self._needle
+        if needle == self._replacement:
+            return events
+        return events[:at] + self._replacement + events[at + len(needle) :]
+
+
+def split_events(data: bytes) -> Iterator[bytes]:
+    """Cut bytes behind each event's end; line ends between events are pieces too, and so is a rest."""
+    start = 0
+    if b"\r" not in data:
+        end = data.find(b"\n\n")
+        while end >= 0:
+            yield data[start : end + 2]
+            start = end + 2
+            end = data.find(b"\n\n", start)
+    else:
+        for boundary in _find_boundary(data):
+            yield data[start : boundary.end()]
+            start = boundary.end()
+    if start < len(data):
+        yield data[start:]
+
+
+def empty_chunk_event(request_id: str, model: str) -> bytes:
+    """Make a chunk without choices: a sign of life for clients that take no comments."""
+    chunk = {
+        "id": request_id,
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": model,
+        "choices": [],
+    }
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def _last_boundary(payload: bytes) -> int:
+    """Find where the last whole event ends; -1 when none does."""
+    end = payload.rfind(b"\n\n") + 2
+    if b"\r" in payload:
+        for pair in (b"\n\r", b"\r\r"):
+            at = payload.rfind(pair) + 2
+            if at >= 2:
+                end = max(end, at + 1 if payload[at : at + 1] == b"\n" else at)
+    return end if end >= 2 else -1
+
+
+def _data_in_place(event: bytes) -> bytes:
+    """Blank everything but the data of an event; positions stay.
+
+    A line end between two data lines is white space to JSON, so several of them can be parsed as they stand.
+    """
+    if event.startswith(b"data:"):
+        line = event.rstrip(b"\r\n")
+        if b"\n" not in line and b"\r" not in line:
+            return b"     " + line[5:]
+    lines = event.removeprefix(_BOM).splitlines(keepends=True)
+    masked = [b"     " + line[5:] if line.startswith(b"data:") else b" " * len(line) for line in lines]
+    return (b"   " if event.startswith(_BOM) else b"") + b"".join(masked)
+
+
+def _is_usage_chunk(data: bytes) -> bool:
+    try:
+        event = _decode_event(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return event.choices == [] and bytes(event.usage)[:1] == b"{"
+
+
+def _is_error(event: bytes) -> bool:
+    if b'"error"' not in event:
+        return False
+    try:
+        error = bytes(_decode_event(_data_in_place(event)).error)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return error not in (b"", b"null")
+
+
+def _is_only_top_level(events: bytes, at: int) -> bool:
+    """Whether the member at `at` is in the top-level object of the first line, and no other `model` follows.
+
+    One opening brace before it and no bracket: it stands at depth one. A backslash before it would make it
+    the end of a longer key.
+    """
+    prefix = events[:at]
+    return (
+        prefix.startswith(b"data:")
+        and prefix.count(b"{") == 1
+        and b"[" not in prefix
+        and b"\n" not in prefix
+        and b"\r" not in prefix
+        and not prefix.endswith(b"\\")
+        and events.find(b'"model"', at + 7) < 0
+    )
