@@ -31,6 +31,7 @@ from gateway.core.usage import Usage, usage_of
 
 MAX_EVENT_BYTES: Final = 64 * 2**20
 
+_REMEMBERED_BYTES: Final = 16 * 1024
 _BOM: Final = b"\xef\xbb\xbf"
 _WHOLE_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _NAME_PATHS: Final = (("model",), ("response", "model"), ("message", "model"))
@@ -42,6 +43,7 @@ _has_done = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n])data: ?\[DONE\]").search
 _has_error_line = re.compile(rb"(?:\A|[\r\n])(?:event: ?error[\r\n]|error:)").search
 _find_boundary = re.compile(rb"(?:\r\n|\n)(?:\r\n?|\n)|\r\r\n?").finditer
 _usage_object = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*\{').search
+_flat_beginning = re.compile(rb"data: ?\{[^{}\[\]\\\r\n]*").fullmatch
 _key_before = re.compile(rb'"model"[ \t]*:[ \t]*\Z').search
 
 
@@ -65,22 +67,21 @@ class SseRelay:
 
     Attributes:
         usage: what the engine reported so far, the last report of each count; None: nothing yet.
-        saw_done: `[DONE]` went out.
-        saw_error: an event with an error went out; the engine ended the stream by itself.
         first_data: an event with data went out, a comment alone does not count.
     """
 
     __slots__ = (
+        "_before",
         "_held",
         "_held_bytes",
+        "_latest",
+        "_looks_closer",
         "_max_event_bytes",
         "_needle",
         "_replacement",
         "_requested",
         "_withhold_usage",
         "first_data",
-        "saw_done",
-        "saw_error",
         "usage",
     )
 
@@ -100,18 +101,30 @@ class SseRelay:
             max_event_bytes: most bytes of an unfinished event that are held.
         """
         self.usage: Usage | None = None
-        self.saw_done = False
-        self.saw_error = False
         self.first_data = False
         self._withhold_usage = withhold_usage
         self._max_event_bytes = max_event_bytes
         self._held: list[bytes] = []
         self._held_bytes = 0
+        # What went out last, in two pieces: nothing comes behind an error event but `[DONE]`, and looking for
+        # the two in every event would cost as much as all the rest.
+        self._before = self._latest = b""
+        self._looks_closer = True
         self._requested = b""
         self._needle = self._replacement = b""
         if rename is not None:
             self._requested = orjson.dumps(rename[1])
             self._set_needle(b'"model":', orjson.dumps(rename[0]))
+
+    @property
+    def saw_done(self) -> bool:
+        """Whether `[DONE]` is in what went out last."""
+        return _has_done(self._latest) is not None or _has_done(self._before) is not None
+
+    @property
+    def saw_error(self) -> bool:
+        """Whether an error event is in what went out last: the engine ended the stream by itself."""
+        return _has_error(self._latest) or _has_error(self._before)
 
     @property
     def has_partial(self) -> bool:
@@ -134,7 +147,11 @@ class SseRelay:
             payload = self._split(payload)
             if not payload:
                 return payload
-        return self._pass(payload)
+        if self._looks_closer or b'"usage"' in payload:
+            return self._pass(payload)
+        self._before = self._latest
+        self._latest = payload[-_REMEMBERED_BYTES:]
+        return payload
 
     def finish(self) -> bytes:
         """End a stream that ended as it should: return what was held, though no empty line ended it."""
@@ -194,15 +211,12 @@ class SseRelay:
         """Look at whole events on their way out; return them, changed where they have to be."""
         if not self.first_data:
             self.first_data = _has_data(events) is not None
+            self._looks_closer = not self.first_data or bool(self._requested)
         if b'"usage"' in events and _usage_object(events) is not None:
             events = self._take_usage(events)
-        if b"[DONE]" in events and _has_done(events) is not None:
-            self.saw_done = True
-        if b"error" in events and not self.saw_error:
-            self.saw_error = _has_error_line(events) is not None or (
-                b'"error"' in events and any(map(_is_error, split_events(events)))
-            )
-        if self._requested and b"model" in events:
+        self._before = self._latest
+        self._latest = events[-_REMEMBERED_BYTES:]
+        if self._requested:
             events = self._rename(events)
         return events
 
@@ -230,16 +244,30 @@ class SseRelay:
     # Renaming.
 
     def _rename(self, events: bytes) -> bytes:
-        at = events.find(self._needle)
-        if at > 0 and _is_only_top_level(events, at):
-            return self._replaced(events, at)
-        pieces = list(split_events(events))
-        return b"".join([self._rename_event(event) if b"model" in event else event for event in pieces])
+        renamed = self._rename_first(events)
+        if renamed is not None:
+            return renamed
+        return b"".join([self._rename_event(event) for event in split_events(events)])
+
+    def _rename_first(self, events: bytes) -> bytes | None:
+        """Rename in the first line, if the only `model` stands there in the known spelling; else None.
+
+        The text before it has one brace and no bracket, so it stands in the top-level object.
+        """
+        needle = self._needle
+        at = events.find(needle)
+        if at < 0 or _flat_beginning(events, 0, at) is None or events.find(b'"model"', at + 7) >= 0:
+            return None
+        if needle == self._replacement:
+            return events
+        return events[:at] + self._replacement + events[at + len(needle) :]
 
     def _rename_event(self, event: bytes) -> bytes:
-        at = event.find(self._needle)
-        if at > 0 and _is_only_top_level(event, at):
-            return self._replaced(event, at)
+        if b"model" not in event and b"\\u006" not in event:
+            return event
+        renamed = self._rename_first(event)
+        if renamed is not None:
+            return renamed
         data = _data_in_place(event)
         for path in _NAME_PATHS:
             try:
@@ -262,12 +290,6 @@ class SseRelay:
         """Remember how this engine spells the member, so that the next event is one search."""
         self._needle = key + name
         self._replacement = key + self._requested
-
-    def _replaced(self, events: bytes, at: int) -> bytes:
-        needle = self._needle
-        if needle == self._replacement:
-            return events
-        return events[:at] + self._replacement + events[at + len(needle) :]
 
 
 def split_events(data: bytes) -> Iterator[bytes]:
@@ -332,6 +354,12 @@ def _is_usage_chunk(data: bytes) -> bool:
     return event.choices == [] and bytes(event.usage)[:1] == b"{"
 
 
+def _has_error(events: bytes) -> bool:
+    if b"error" not in events:
+        return False
+    return _has_error_line(events) is not None or any(map(_is_error, split_events(events)))
+
+
 def _is_error(event: bytes) -> bool:
     if b'"error"' not in event:
         return False
@@ -340,21 +368,3 @@ def _is_error(event: bytes) -> bool:
     except (msgspec.MsgspecError, RecursionError):
         return False
     return error not in (b"", b"null")
-
-
-def _is_only_top_level(events: bytes, at: int) -> bool:
-    """Whether the member at `at` is in the top-level object of the first line, and no other `model` follows.
-
-    One opening brace before it and no bracket: it stands at depth one. A backslash before it would make it
-    the end of a longer key.
-    """
-    prefix = events[:at]
-    return (
-        prefix.startswith(b"data:")
-        and prefix.count(b"{") == 1
-        and b"[" not in prefix
-        and b"\n" not in prefix
-        and b"\r" not in prefix
-        and not prefix.endswith(b"\\")
-        and events.find(b'"model"', at + 7) < 0
-    )
