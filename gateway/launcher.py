@@ -50,7 +50,7 @@ from gateway.listeners import open_listeners, written
 from gateway.signals import SignalQueue
 from gateway.statedir import StateDir
 from shm import segment as shm_segment
-from shm.definitions import CONFIG_RELOADS, PROCESS_RESTARTS
+from shm.definitions import CONFIG_RELOADS, INFLIGHT_RETURNED, PROCESS_RESTARTS, SLOTS_REAPED
 from shm.layout import FixedSlot, Phase, Sizes
 from shm.metrics import MetricsRow
 from shm.rows import WorkerSlot, reap_dead, slots_in_use
@@ -232,6 +232,8 @@ class Launcher:
             # The coordinator does this four times a second; here it costs little, and works while that is
             # dead.
             for slot in reap_dead(self._segment_in_use):
+                self._metrics.counter(SLOTS_REAPED).inc()
+                self._metrics.counter(INFLIGHT_RETURNED).inc(slot.inflight_returned)
                 LOG.info(
                     "slot_reaped",
                     extra={"slot": slot.slot, "dead_pid": slot.pid, "inflight": slot.inflight_returned},

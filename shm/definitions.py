@@ -147,7 +147,7 @@ INFLIGHT_RETURNED = Definition(
     "Requests that were in flight in a process when it died.",
 )
 
-# Counted by the launcher and by gunicorn's arbiter.
+# Counted by the launcher and by gunicorn's arbiter; whoever reaps a slot counts that, too.
 PROCESS_RESTARTS = Definition(
     "llmgw_process_restarts_total",
     Kind.COUNTER,

@@ -143,7 +143,7 @@ def test_a_row_read_without_interruption_is_never_torn(segment: Segment):
     writer = Forked(write)
     try:
         torn_without_lock, seen = 0, set()
-        while len(seen) < 200 or not torn_without_lock:
+        while len(seen) < 50 or not torn_without_lock:
             torn_without_lock += table.stat(0, StatField.WAITING) != table.stat(0, StatField.DRAIN_RATE)
             stats = table.try_stats(0)
             if stats is not None and stats.state is EndpointState.READY:
