@@ -200,9 +200,14 @@ def peers(folder: Path | None) -> list[Target]:
         found.append(rust_router("sglang-router", sglang, *arguments, notes="cache_aware, log level warn"))
     if vllm.exists():
         for suffix, policy in (("", "cache_aware"), ("-rr", "round_robin")):
-            arguments = ("--policy", policy, "--log-level", "warning")
-            notes = f"{policy}, log level warning"
-            found.append(rust_router(f"vllm-router{suffix}", vllm, *arguments, notes=notes))
+            found.append(
+                rust_router(
+                    f"vllm-router{suffix}",
+                    vllm,
+                    *("--policy", policy, "--log-level", "warning"),
+                    notes=f"{policy}, log level warning",
+                )
+            )
     if proxy.exists():
         found.append(litellm(proxy))
     return found

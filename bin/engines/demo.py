@@ -33,7 +33,7 @@ from bin.engines.llamacpp import GEMMA, STOP, TINY, GgufModel, LlamaCpp
 from bin.engines.process import Process, free_port
 from bin.engines.sim import sim_command
 
-FOLDER = ROOT / ".cache" / "demo"
+MODEL = "chat-model"
 QUESTION = "What is an HTTP proxy?"
 SIM_COUNT = 3
 ENGINE_START_S = 120.0
@@ -51,14 +51,12 @@ class RunningEngine:
 
     Attributes:
         kind: the configuration's word for it.
-        model: what clients ask for.
-        served_model: what the engine calls it.
+        served_model: what it calls its model.
     """
 
     process: Process
     url: str
     kind: str
-    model: str
     served_model: str
 
 
@@ -67,15 +65,18 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description="Serve a model on this machine.")
     parser.add_argument("--engine", choices=["llamacpp", "tiny", "sim"], default="llamacpp")
     parser.add_argument("--once", action="store_true", help="end after the first request")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".cache" / "demo", help="configuration and logs"
+    )
     options = parser.parse_args(argv)
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _raise_stop)
     try:
         # Closed in the reverse order: the gateway stops before the engines that it uses.
-        with only_demo(), ExitStack() as stack:
+        with only_demo(options.folder), ExitStack() as stack:
             stack.callback(tell, "Everything is stopped.")
-            run(options.engine, stack, once=options.once)
+            run(options.engine, options.folder, stack, once=options.once)
             return 0
     except Stop:
         return 0
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
-def run(engine: str, stack: ExitStack, *, once: bool) -> None:
+def run(engine: str, folder: Path, stack: ExitStack, *, once: bool) -> None:
     """Start everything, send the request, and stay unless `once`.
 
     Args:
@@ -94,21 +95,21 @@ def run(engine: str, stack: ExitStack, *, once: bool) -> None:
         EngineError: something did not start, or ended by itself.
     """
     if engine == "sim":
-        engines = [start_sim(number, stack) for number in range(1, SIM_COUNT + 1)]
+        engines = [start_sim(number, folder, stack) for number in range(1, SIM_COUNT + 1)]
     else:
         model = GEMMA if engine == "llamacpp" else TINY
-        engines = [start_llamacpp(model, stack)]
+        engines = [start_llamacpp(model, folder, stack)]
         if model.licence:
             tell(f"The weights of {model.served_name} are used under {model.licence}.")
-    gateway, port, admin_port = start_gateway(engines, stack)
-    show_request(port, engines[0].model)
+    gateway, port, admin_port = start_gateway(engines, folder, stack)
+    show_request(port)
     if once:
         return
-    show_usage(port, admin_port, engines[0].model)
+    show_usage(port, admin_port, folder)
     stay([gateway, *(each.process for each in engines)])
 
 
-def start_llamacpp(model: GgufModel, stack: ExitStack) -> RunningEngine:
+def start_llamacpp(model: GgufModel, folder: Path, stack: ExitStack) -> RunningEngine:
     """Install and start llama.cpp with `model`."""
     llamacpp = LlamaCpp()
     llamacpp.install(gemma=model is GEMMA)
@@ -116,45 +117,47 @@ def start_llamacpp(model: GgufModel, stack: ExitStack) -> RunningEngine:
     threads = str(max(1, (os.cpu_count() or 1) - 1))
     port = chosen_port(9001, "the engine")
     command = llamacpp.command(model, port, "--threads", threads)
-    return start_engine("llamacpp", command, port, "chat-model", model.served_name, stack)
+    return start_engine("llamacpp", model.served_name, command, port, folder, stack)
 
 
-def start_sim(number: int, stack: ExitStack) -> RunningEngine:
+def start_sim(number: int, folder: Path, stack: ExitStack) -> RunningEngine:
     """Start the simulated engine `number`, counted from 1."""
     port = chosen_port(9000 + number, f"engine {number}")
     command = sim_command(port, "sim-model", "--ttft-ms", "50", "--itl-ms", "20", "--seed", str(number))
-    return start_engine("sim", command, port, "chat-model", "sim-model", stack)
+    return start_engine("sim", "sim-model", command, port, folder, stack)
 
 
 def start_engine(
-    kind: str, command: Sequence[str], port: int, model: str, served_model: str, stack: ExitStack
+    kind: str, served_model: str, command: Sequence[str], port: int, folder: Path, stack: ExitStack
 ) -> RunningEngine:
     """Start an engine and wait until it is healthy."""
     tell(f"Starting {kind} with {served_model} on port {port} ...")
-    process = Process(f"The engine ({kind})", command, FOLDER / f"engine-{port}.log")
+    process = Process(f"The engine ({kind})", command, folder / f"engine-{port}.log")
     stack.callback(process.stop)
     url = f"http://127.0.0.1:{port}"
     process.wait_http(f"{url}/health", ENGINE_START_S)
-    return RunningEngine(process, url, kind, model, served_model)
+    return RunningEngine(process, url, kind, served_model)
 
 
-def start_gateway(engines: Sequence[RunningEngine], stack: ExitStack) -> tuple[Process, int, int]:
+def start_gateway(
+    engines: Sequence[RunningEngine], folder: Path, stack: ExitStack
+) -> tuple[Process, int, int]:
     """Write the configuration, start the gateway, and wait until it can serve; return its ports as well."""
     port, admin_port = chosen_port(8080, "the gateway"), chosen_port(9090, "the admin listener")
-    config = FOLDER / "llmgw.yaml"
-    config.write_text(configuration(engines, port, admin_port))
+    config = folder / "llmgw.yaml"
+    config.write_text(configuration(engines, port, admin_port, folder))
     command = [sys.executable, str(ROOT / "bin" / "llmgw-gateway"), "--config", str(config)]
-    tell(f"Starting the gateway: bin/llmgw-gateway --config {relative(config)}")
-    process = Process("The gateway", command, FOLDER / "gateway.log")
+    tell(f"Starting the gateway: bin/llmgw-gateway --config {shown(config)}")
+    process = Process("The gateway", command, folder / "gateway.log")
     stack.callback(process.stop)
     process.wait_http(f"http://127.0.0.1:{port}/readyz", GATEWAY_START_S)
     return process, port, admin_port
 
 
-def configuration(engines: Sequence[RunningEngine], port: int, admin_port: int) -> str:
+def configuration(engines: Sequence[RunningEngine], port: int, admin_port: int, folder: Path) -> str:
     """Return the configuration file, as a person would write it."""
     endpoints = "\n".join(
-        f"  - {{id: {each.kind}-{number}, model: {each.model}, url: {each.url}, engine: {each.kind}, "
+        f"  - {{id: {each.kind}-{number}, model: {MODEL}, url: {each.url}, engine: {each.kind}, "
         f"served_model: {each.served_model}}}"
         for number, each in enumerate(engines, 1)
     )
@@ -163,24 +166,24 @@ def configuration(engines: Sequence[RunningEngine], port: int, admin_port: int) 
 listen: 127.0.0.1:{port}
 admin_listen: 127.0.0.1:{admin_port}
 workers: 2
-state_dir: {json.dumps(str(FOLDER / "state"))}
+state_dir: {json.dumps(str(folder / "state"))}
 drain_timeout: 5s
 auth: {{enabled: false}}
 models:
-  - {{name: {engines[0].model}, aliases: [gpt-4o-mini]}}
+  - {{name: {MODEL}, aliases: [gpt-4o-mini]}}
 endpoints:
 {endpoints}
 """
 
 
-def show_request(port: int, model: str) -> None:
+def show_request(port: int) -> None:
     """Send one streaming request through the gateway and print what comes back, as it comes.
 
     Raises:
         EngineError: no good answer came.
     """
     body: dict[str, Any] = {
-        "model": model,
+        "model": MODEL,
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": 60,
         "temperature": 0,
@@ -238,9 +241,9 @@ def contents(response: http.client.HTTPResponse) -> Iterator[str]:
     raise EngineError("the stream ended without [DONE].")
 
 
-def show_usage(port: int, admin_port: int, model: str) -> None:
+def show_usage(port: int, admin_port: int, folder: Path) -> None:
     """Tell how to call what runs now."""
-    body = json.dumps({"model": model, "stream": True, "messages": [{"role": "user", "content": QUESTION}]})
+    body = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": QUESTION}]})
     tell(
         f"""\
 Call it yourself, with curl:
@@ -253,12 +256,12 @@ or with OpenAI's Python client (pip install openai):
   from openai import OpenAI
   client = OpenAI(base_url="http://127.0.0.1:{port}/v1", api_key="none")
   question = {{"role": "user", "content": "{QUESTION}"}}
-  for event in client.chat.completions.create(model="{model}", messages=[question], stream=True):
+  for event in client.chat.completions.create(model="{MODEL}", messages=[question], stream=True):
       for choice in event.choices:
           print(choice.delta.content or "", end="", flush=True)
 
 Models: http://127.0.0.1:{port}/v1/models  Metrics: http://127.0.0.1:{admin_port}/metrics
-Configuration and logs: {relative(FOLDER)}/
+Configuration and logs: {shown(folder)}/
 
 Ctrl-C stops everything."""
     )
@@ -286,20 +289,20 @@ def stay(processes: Sequence[Process]) -> None:
 
 
 @contextmanager
-def only_demo() -> Iterator[None]:
-    """Hold `.cache/demo/`, which only one demo can use.
+def only_demo(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which only one demo can use.
 
     Raises:
         EngineError: another one runs.
     """
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / "lock").open("a+") as lock:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
             raise EngineError(
-                f"a demo runs from this checkout already (process {lock.read().strip()}); stop it first."
+                f"a demo runs in {shown(folder)} already (process {lock.read().strip()}); stop it first."
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
@@ -315,9 +318,9 @@ def chosen_port(preferred: int, purpose: str) -> int:
     return port
 
 
-def relative(path: Path) -> Path:
-    """Return `path` as seen from the checkout."""
-    return path.relative_to(ROOT)
+def shown(path: Path) -> Path:
+    """Return `path` as a person in the checkout would write it."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def tell(text: str) -> None:

@@ -83,7 +83,7 @@ class Gateway:
         self.program: Program = self._programs.start(
             "gateway", "--config", str(self.config_file), env=self._env
         )
-        addresses = wait_until(self._read_addresses, timeout, self._why("its addresses"))
+        addresses: Any = wait_until(self._read_addresses, timeout, self._why("its addresses"))
         self.urls = tuple(f"http://{address}" for address in addresses["listen"])
         self.url = self.urls[0]
         self.admin_url = f"http://{addresses['admin']}"
@@ -213,7 +213,7 @@ class Gateway:
         assert self.program.returncode is None, f"{self.program!r} ended:\n{self.program.output()}"
         return True
 
-    def _read_addresses(self) -> dict[str, Any] | None:
+    def _read_addresses(self) -> Any:
         self._alive()
         try:
             return json.loads((self.state_dir / "addresses.json").read_text())
