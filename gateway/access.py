@@ -1,0 +1,129 @@
+"""What is kept of a finished request: its metrics and its log line."""
+
+from __future__ import annotations
+
+import time
+
+from conf.log import AccessLine, AccessLog, milliseconds
+from gateway.exchange import Exchange
+from shm import definitions
+from shm.metrics import Counter, Histogram, MetricsRow
+
+_QUIET_PATHS = frozenset(("/healthz", "/readyz"))
+"""Asked every second by load balancers; counted, but not logged."""
+_NO_POOL = "none"
+
+
+class _RouteSeries:
+    """The series of one (model, pool), found once."""
+
+    __slots__ = ("_row", "_statuses", "duration", "labels", "ttft")
+
+    def __init__(self, row: MetricsRow, model: str, pool: str) -> None:
+        self._row = row
+        self._statuses: dict[int, Counter] = {}
+        self.labels = (model, pool)
+        self.duration: Histogram = row.histogram(definitions.REQUEST_DURATION, self.labels)
+        self.ttft: Histogram = row.histogram(definitions.TTFT, self.labels)
+
+    def status(self, status: int) -> Counter:
+        counter = self._statuses.get(status)
+        if counter is None:
+            counter = self._row.counter(definitions.REQUESTS, (*self.labels, str(status)))
+            self._statuses[status] = counter
+        return counter
+
+
+class Accountant:
+    """Counts and logs the requests of one worker.
+
+    Attributes:
+        connections: gauge of open client connections.
+    """
+
+    def __init__(self, row: MetricsRow, log: AccessLog) -> None:
+        self.connections = row.gauge(definitions.CONNECTIONS)
+        self._row = row
+        self._log = log
+        self._routes: dict[tuple[str | None, str | None], _RouteSeries] = {}
+        self._tokens: dict[str, tuple[Counter, Counter, Counter]] = {}
+        self._counters: dict[tuple[str, ...], Counter] = {}
+
+    def finish(self, exchange: Exchange) -> None:
+        """Count a request and write its line. Once for each request."""
+        now = time.monotonic()
+        path = exchange.head.path
+        duration_s = now - exchange.received_at
+        route = self._routes.get((exchange.model, exchange.pool))
+        if route is None:
+            model = exchange.model or (definitions.UNKNOWN if path.startswith("/v1/") else definitions.UNMATCHED)
+            route = _RouteSeries(self._row, model, exchange.pool or _NO_POOL)
+            self._routes[exchange.model, exchange.pool] = route
+        route.status(exchange.status).inc()
+        route.duration.observe(duration_s)
+        ttft_s = None
+        if exchange.first_at and exchange.is_stream:
+            ttft_s = exchange.first_at - exchange.received_at
+            route.ttft.observe(ttft_s)
+        if exchange.prompt_tokens is not None and exchange.model is not None:
+            self._count_tokens(exchange)
+        if path in _QUIET_PATHS:
+            return
+        fields = exchange.head.fields
+        self._log.write(
+            AccessLine(
+                request_id=exchange.request_id,
+                method=exchange.head.method,
+                path=path,
+                status=exchange.status,
+                outcome=exchange.outcome,
+                reason=exchange.reason,
+                duration_ms=milliseconds(duration_s),
+                upstream=exchange.replica,
+                priority=_text(fields.get(b"x-priority")),
+                tenant=_text(fields.get(b"x-tenant-id")),
+                surface=_text(fields.get(b"x-surface")),
+                user=_text(fields.get(b"x-user-id")),
+                model=exchange.model,
+                served_model=exchange.served_model,
+                pool=exchange.pool,
+                replica=exchange.replica,
+                queue_ms=milliseconds(exchange.queue_s),
+                ttft_ms=None if ttft_s is None else milliseconds(ttft_s),
+                upstream_ms=milliseconds(now - exchange.dispatched_at) if exchange.dispatched_at else None,
+                streamed=exchange.is_stream,
+                prompt_tokens=exchange.prompt_tokens,
+                completion_tokens=exchange.completion_tokens,
+                cached_tokens=exchange.cached_tokens,
+                bytes_out=exchange.connection.bytes_out,
+                retries=exchange.retries,
+            )
+        )
+        exchange.connection.bytes_out = 0
+
+    def _count_tokens(self, exchange: Exchange) -> None:
+        assert exchange.model is not None
+        series = self._tokens.get(exchange.model)
+        if series is None:
+            model = exchange.model
+            series = self._tokens[model] = (
+                self._row.counter(definitions.TOKENS, (model, "prompt")),
+                self._row.counter(definitions.TOKENS, (model, "completion")),
+                self._row.counter(definitions.TOKENS, (model, "cached")),
+            )
+        prompt, completion, cached = series
+        prompt.inc(exchange.prompt_tokens or 0)
+        completion.inc(exchange.completion_tokens or 0)
+        cached.inc(exchange.cached_tokens or 0)
+
+    def count(self, definition: definitions.Definition, *labels: str) -> None:
+        """Add one to a counter that is not on the path of every request."""
+        key = (definition.name, *labels)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = self._row.counter(definition, labels)
+        counter.inc()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")

@@ -1,0 +1,420 @@
+"""The life of a request that goes to an engine, in order: body, model, endpoint, relay, account."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from conf.schema import Config, Timeouts
+from gateway.access import Accountant
+from gateway.attempt import Attempt, AttemptDeadlines
+from gateway.channel import CLIENT_GONE
+from gateway.connection import FOREVER, ClientClosed
+from gateway.core import body as request_body
+from gateway.core import errors, headers
+from gateway.core.body import RequestBody
+from gateway.core.framing import FramingKind, encode_chunk
+from gateway.core.retry import Outcome, classify
+from gateway.core.schedule.pipeline import Choice, NoCandidate
+from gateway.core.sse import SseRelay, empty_chunk_event
+from gateway.core.usage import Usage, UsageTap
+from gateway.exchange import Exchange
+from gateway.relay import LAST_CHUNK, Relay, RelayDeadlines, RelayEnd
+from gateway.routing import ModelRoute, Routing
+from gateway.upstream import UpstreamPools
+from shm import definitions
+from shm.endpoints import EndpointRecord
+from shm.inflight import InflightRow
+from shm.marks import CooldownMarks
+
+_log = logging.getLogger(__name__)
+
+ERROR_BODY_MAX_BYTES = 1024 * 1024
+"""Longest error body of an engine that is passed on."""
+EVENT_STREAM = b"text/event-stream"
+OUTCOMES = {
+    RelayEnd.COMPLETE: "ok",
+    RelayEnd.CLIENT_GONE: "client_gone",
+}
+
+
+@dataclass(slots=True)
+class _Failed(Exception):
+    """A try that did not lead to an answer; the client has seen nothing of it."""
+
+    error: errors.ApiError
+    outcome: Outcome
+
+
+class Dispatcher:
+    """Runs the requests of one worker.
+
+    Attributes:
+        is_draining: no request is taken any more.
+    """
+
+    def __init__(
+        self,
+        routing: Callable[[], Routing],
+        pools: UpstreamPools,
+        inflight: InflightRow,
+        marks: CooldownMarks,
+        accountant: Accountant,
+        rng: random.Random,
+    ) -> None:
+        self.is_draining = False
+        self._routing = routing
+        self._pools = pools
+        self._inflight = inflight
+        self._marks = marks
+        self._accountant = accountant
+        self._rng = rng
+
+    def run(self, exchange: Exchange) -> None:
+        """Answer a request, or raise the error that answers it.
+
+        Raises:
+            errors.ApiError: nothing has been sent; the caller answers.
+        """
+        try:
+            _Run(self, exchange).run()
+        except ClientClosed:
+            exchange.connection.gone = True
+            exchange.is_answered = True
+            exchange.status, exchange.outcome = 499, "client_gone"
+            phase = "waiting" if exchange.dispatched_at else "queued"
+            self._accountant.count(definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase)
+        finally:
+            exchange.connection.unwatch()
+            exchange.connection.deadline = FOREVER
+            if exchange.is_answered:
+                self._accountant.finish(exchange)
+
+
+class _Run:
+    """The state of one request between its steps."""
+
+    def __init__(self, dispatcher: Dispatcher, exchange: Exchange) -> None:
+        self._dispatcher = dispatcher
+        self._exchange = exchange
+        self._connection = exchange.connection
+        self._routing = dispatcher._routing()
+        self._config: Config = self._routing.config
+        self._is_open = False  # the response head went out early, with a ping
+
+    def run(self) -> None:
+        if self._dispatcher.is_draining:
+            raise errors.ShuttingDown()
+        raw = self._connection.read_body(self._exchange.head)
+        request = request_body.read_request(raw)
+        route = self._routing.resolve(request.model)
+        if route is None:
+            raise errors.UnknownModel(request.model)
+        self._exchange.model = route.name
+        self._exchange.is_stream = request.stream
+        self._connection.watch(self._on_gone)
+        try:
+            self._try_models(request, raw, route)
+        except errors.ApiError as error:
+            if not self._is_open:
+                raise
+            self._end_opened_stream(error)
+
+    def _on_gone(self) -> None:
+        self._connection.parker.wake(CLIENT_GONE)
+
+    def _try_models(self, request: RequestBody, raw: bytes, route: ModelRoute) -> None:
+        error: errors.ApiError | None = None
+        for model in self._chain(route):
+            try:
+                self._try_endpoints(request, raw, model)
+                return
+            except _Failed as failed:
+                error = failed.error
+            except NoCandidate:
+                error = error or errors.NoEndpoint(route.name)
+        assert error is not None
+        raise error
+
+    def _chain(self, route: ModelRoute) -> Iterator[ModelRoute]:
+        yield route
+        for name in route.fallbacks:
+            fallback = self._routing.resolve(name)
+            if fallback is not None:
+                yield fallback
+
+    def _try_endpoints(self, request: RequestBody, raw: bytes, route: ModelRoute) -> None:
+        """Try endpoints of one model until one answers.
+
+        Raises:
+            NoCandidate: the model has no endpoint that can be tried at all.
+            _Failed: every try failed, or the last one must not be repeated.
+        """
+        dispatcher, exchange = self._dispatcher, self._exchange
+        tried: set[int] = set()
+        failed: _Failed | None = None
+        while True:
+            try:
+                choice = self._choose(route, tried)
+            except NoCandidate:
+                if failed is not None:
+                    raise failed from None
+                raise
+            record = route.records[choice.index]
+            tried.add(record.slot)
+            if failed is not None:
+                exchange.retries += 1
+                dispatcher._accountant.count(definitions.RETRIES, route.name, failed.outcome.name.lower())
+            dispatcher._inflight.add(record.slot)
+            try:
+                self._try_endpoint(request, raw, route, record)
+                return
+            except _Failed as exc:
+                failed = exc
+            finally:
+                dispatcher._inflight.sub(record.slot)
+            verdict = failed.outcome.verdict
+            dispatcher._accountant.count(definitions.UPSTREAM_ERRORS, record.pool, failed.outcome.name.lower())
+            if verdict.cools_down:
+                dispatcher._marks.set(record.slot, time.monotonic() + self._config.router.cooldown_seconds)
+            if not verdict.may_retry or len(tried) > self._config.router.retries:
+                raise failed
+
+    def _choose(self, route: ModelRoute, tried: set[int]) -> Choice:
+        choice = route.choose(tried, time.monotonic(), self._dispatcher._rng)
+        return choice
+
+    def _try_endpoint(self, request: RequestBody, raw: bytes, route: ModelRoute, record: EndpointRecord) -> None:
+        exchange, config = self._exchange, self._config
+        exchange.pool, exchange.replica, exchange.served_model = record.pool, record.id, record.served_model
+        exchange.dispatched_at = time.monotonic()
+        pool = self._dispatcher._pools.of(record)
+        body = raw
+        if request.model != record.served_model:
+            body = request_body.set_model(body, record.served_model)
+        injects_usage = config.router.inject_usage and request.stream and not request.include_usage
+        if injects_usage and exchange.head.path in _USAGE_ROUTES:
+            body = request_body.with_include_usage(body, request)
+        timeouts = route.timeouts or config.router.timeouts
+        attempt = Attempt(
+            self._connection,
+            pool,
+            self._attempt_deadlines(timeouts, request),
+            self._ping_while_silent,
+        )
+        target = pool.base_path + exchange.head.target
+        head = headers.engine_request_head(
+            target,
+            exchange.head.headers,
+            host=pool.host_header,
+            content_length=len(body),
+            request_id=exchange.request_id,
+            api_key=record.api_key,
+        )
+        try:
+            attempt.run(head, body)
+            self._answer(attempt, request, record, timeouts, withhold_usage=injects_usage)
+        except errors.UpstreamError as error:
+            if exchange.is_answered:
+                raise
+            raise _Failed(error, classify(error)) from error
+
+    def _attempt_deadlines(self, timeouts: Timeouts, request: RequestBody) -> AttemptDeadlines:
+        headers_s = _or_forever(timeouts.headers)
+        if request.stream:
+            headers_s = min(headers_s, _or_forever(timeouts.first_token))
+        if timeouts.first_token_per_token:
+            headers_s += timeouts.first_token_per_token * request.prompt_token_estimate()
+        ping = self._config.router.stream_ping
+        return AttemptDeadlines(
+            connect_s=timeouts.connect,
+            headers_s=headers_s,
+            total=self._exchange.received_at + _or_forever(timeouts.total),
+            ping_s=ping.interval if ping.mode != "off" and request.stream else FOREVER,
+        )
+
+    def _answer(
+        self,
+        attempt: Attempt,
+        request: RequestBody,
+        record: EndpointRecord,
+        timeouts: Timeouts,
+        *,
+        withhold_usage: bool,
+    ) -> None:
+        head = attempt.head
+        idle_s = _or_forever(timeouts.idle)
+        rename = None
+        if self._config.router.response_model == "requested" and request.model != record.served_model:
+            rename = (record.served_model, request.model)
+        if head.status >= 400:
+            body = attempt.read_all(ERROR_BODY_MAX_BYTES, idle_s)
+            raise errors.from_upstream(head.status, head.content_type, body, head.headers, rename=rename)
+        is_events = head.content_type.startswith(EVENT_STREAM)
+        if rename is not None and not is_events and b"json" in head.content_type:
+            self._answer_edited(attempt, rename, idle_s)
+            return
+        self._relay(attempt, request, timeouts, is_events=is_events, rename=rename, withhold_usage=withhold_usage)
+
+    def _answer_edited(self, attempt: Attempt, rename: tuple[str, str], idle_s: float) -> None:
+        """Answer with a JSON body whose `model` has to change: it is read whole first."""
+        body = attempt.read_all(self._config.router.max_event_bytes, idle_s)
+        tap = UsageTap()
+        tap.feed(body)
+        body = request_body.rename_model(body, *rename)
+        self._exchange.first_at = time.monotonic()
+        self._take_usage(tap.usage())
+        self._exchange.is_answered = True
+        self._exchange.status = attempt.head.status
+        self._connection.send(self._client_head(attempt, b"content-length: %d\r\n" % len(body)) + body)
+
+    def _relay(
+        self,
+        attempt: Attempt,
+        request: RequestBody,
+        timeouts: Timeouts,
+        *,
+        is_events: bool,
+        rename: tuple[str, str] | None,
+        withhold_usage: bool,
+    ) -> None:
+        exchange, connection, head = self._exchange, self._connection, attempt.head
+        framing = head.framing
+        http11 = exchange.head.http11
+        if not http11:
+            connection.close_after = True
+        sse = tap = None
+        if is_events:
+            sse = SseRelay(
+                withhold_usage=withhold_usage, rename=rename, max_event_bytes=self._config.router.max_event_bytes
+            )
+        else:
+            tap = UsageTap()
+        if framing.kind is FramingKind.NONE:
+            lines = b"" if head.status == 204 else b"content-length: 0\r\n"
+        elif framing.kind is FramingKind.LENGTH and sse is None:
+            lines = b"content-length: %d\r\n" % framing.length
+        else:
+            lines = b"transfer-encoding: chunked\r\n" if http11 else b""
+        first_token_s = _or_forever(timeouts.first_token)
+        if timeouts.first_token_per_token:
+            first_token_s += timeouts.first_token_per_token * request.prompt_token_estimate()
+        ping = self._config.router.stream_ping
+        relay = Relay(
+            connection,
+            attempt.upstream,
+            framing,
+            b"" if self._is_open else self._client_head(attempt, lines),
+            RelayDeadlines(
+                first_byte=attempt.sent_at + first_token_s if request.stream else FOREVER,
+                total=exchange.received_at + _or_forever(timeouts.total),
+                idle_s=_or_forever(timeouts.idle),
+                write_s=self._config.client.write,
+                ping_s=ping.interval if is_events and ping.mode != "off" else FOREVER,
+            ),
+            client_http11=http11,
+            sse=sse,
+            tap=tap,
+            ping=self._ping() if is_events and ping.mode != "off" else b"",
+        )
+        exchange.is_answered = True
+        exchange.status = head.status
+        exchange.is_stream = is_events
+        is_done = False
+        try:
+            end = relay.run(attempt.rest, is_empty=framing.kind is FramingKind.NONE)
+            is_done = True
+        finally:
+            if not is_done:
+                attempt.upstream.close()
+        exchange.first_at = relay.first_at
+        self._take_usage(sse.usage if sse is not None else tap.usage() if tap is not None else None)
+        self._finish_relay(relay, end, attempt)
+
+    def _finish_relay(self, relay: Relay, end: RelayEnd, attempt: Attempt) -> None:
+        exchange = self._exchange
+        if end is RelayEnd.COMPLETE:
+            attempt.release()
+            return
+        attempt.upstream.close()
+        exchange.outcome = OUTCOMES.get(end, "stream_broken")
+        if end is RelayEnd.CLIENT_GONE:
+            exchange.status = 499
+            phase = "streaming" if relay.first_at else "waiting"
+            self._dispatcher._accountant.count(definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase)
+        else:
+            exchange.reason = end.value
+            self._dispatcher._accountant.count(
+                definitions.UPSTREAM_ERRORS, exchange.pool or definitions.UNKNOWN, end.value
+            )
+        if relay.failure is not None:
+            _log.error("relay_failed", exc_info=relay.failure, extra={"request_id": exchange.request_id})
+        # The client's side was ended short (or by an error event): nothing may follow on this connection.
+        self._connection.gone = True
+
+    def _take_usage(self, usage: Usage | None) -> None:
+        if usage is not None:
+            exchange = self._exchange
+            exchange.prompt_tokens = usage.prompt_tokens
+            exchange.completion_tokens = usage.completion_tokens
+            exchange.cached_tokens = usage.cached_tokens
+
+    def _client_head(self, attempt: Attempt, framing_lines: bytes) -> bytes:
+        exchange = self._exchange
+        head = attempt.head
+        return b"".join(
+            (
+                b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason),
+                headers.client_header_lines(head.headers),
+                framing_lines,
+                exchange.own_header_lines(),
+                b"" if exchange.head.keep_alive and not self._connection.close_after else b"connection: close\r\n",
+                b"\r\n",
+            )
+        )
+
+    # Signs of life while the engine is silent (case B07).
+
+    def _ping(self) -> bytes:
+        if self._config.router.stream_ping.mode == "comment":
+            # No blank line behind it: some clients take that for an event (TECH section 11).
+            return b": ping\n"
+        return empty_chunk_event(self._exchange.request_id, self._exchange.model or "")
+
+    def _ping_while_silent(self) -> None:
+        data = self._ping()
+        http11 = self._exchange.head.http11
+        if http11:
+            data = b"".join(encode_chunk(data))
+        if not self._is_open:
+            self._is_open = True
+            self._connection.close_after = True
+            exchange = self._exchange
+            exchange.is_answered = True
+            exchange.status = 200
+            framing = "transfer-encoding: chunked\r\n" if http11 else ""
+            data = (
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+                f"{framing}x-request-id: {exchange.request_id}\r\nconnection: close\r\n\r\n"
+            ).encode("latin-1") + data
+        self._connection.send(data)
+
+    def _end_opened_stream(self, error: errors.ApiError) -> None:
+        """The status 200 has been sent with a ping: the error can only follow as an event."""
+        exchange = self._exchange
+        exchange.outcome, exchange.reason = error.code, error.reason
+        event = errors.sse_event(error)
+        if exchange.head.http11:
+            event = b"".join(encode_chunk(event)) + LAST_CHUNK
+        self._connection.send(event)
+
+
+_USAGE_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions"))
+"""Routes whose engines know `stream_options.include_usage`."""
+
+
+def _or_forever(seconds: float) -> float:
+    return seconds if seconds else FOREVER

@@ -1,0 +1,58 @@
+"""One request and what became of it, from the first byte of its head to its log line."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from gateway.connection import ClientConnection, RequestHead
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request under way; owned by its connection's greenlet.
+
+    Times are monotonic seconds, 0 for "not yet". Tokens are None when no engine reported them.
+
+    Attributes:
+        is_answered: bytes of the response have been handed to the client's socket, so that
+            nothing else may answer.
+        outcome: for metrics and log: `ok`, `client_gone`, `stream_broken`, or an error's code.
+        served_model: name that went to the engine.
+        upstream_s: time spent with the engine that answered.
+        retries: attempts at further endpoints.
+    """
+
+    connection: ClientConnection
+    head: RequestHead
+    request_id: str
+    received_at: float = field(default_factory=time.monotonic)
+    is_answered: bool = False
+    status: int = 0
+    outcome: str = "ok"
+    reason: str | None = None
+    model: str | None = None
+    served_model: str | None = None
+    pool: str | None = None
+    replica: str | None = None
+    is_stream: bool = False
+    queue_s: float = 0.0
+    dispatched_at: float = 0.0
+    first_at: float = 0.0
+    upstream_s: float = 0.0
+    retries: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def own_header_lines(self) -> bytes:
+        """Return the gateway's own response headers, as lines ending in CRLF."""
+        if self.replica is None:
+            return b"x-request-id: %b\r\n" % self.request_id.encode("ascii")
+        return (
+            f"x-request-id: {self.request_id}\r\n"
+            f"x-llmgw-replica: {self.replica}\r\n"
+            f"x-llmgw-pool: {self.pool}\r\n"
+            f"x-llmgw-served-model: {self.served_model}\r\n"
+            f"x-llmgw-queue-ms: {self.queue_s * 1000:.0f}\r\n"
+        ).encode("latin-1", "replace")

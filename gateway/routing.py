@@ -1,0 +1,137 @@
+"""What a worker knows when it routes: the configuration and the endpoint table, joined.
+
+A `Routing` is one immutable snapshot of the two; a reload or a new endpoint table
+makes another. How endpoints are doing is read from the segment at each decision.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from conf.schema import Config, Timeouts
+from gateway.core.schedule.pipeline import Choice, Fleet, Pipeline
+from gateway.core.schedule.registry import build_pipeline
+from shm.endpoints import EndpointRecord, EndpointState, EndpointTable
+from shm.inflight import InflightSums
+from shm.layout import StatField
+from shm.marks import CooldownMarks
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSignals:
+    """Where the live figures of endpoints are read."""
+
+    table: EndpointTable
+    inflight: InflightSums
+    marks: CooldownMarks
+
+
+class ModelRoute:
+    """One model: where it is served and how an endpoint is chosen.
+
+    Attributes:
+        name: catalog name.
+        records: its endpoints; a `Choice.index` points into them.
+        fallbacks: names of the models to try next.
+        timeouts: its own deadlines, None for the router's.
+    """
+
+    __slots__ = ("_ids", "_pipeline", "_signals", "_slots", "_weights", "fallbacks", "name", "records", "timeouts")
+
+    def __init__(
+        self,
+        name: str,
+        records: tuple[EndpointRecord, ...],
+        fallbacks: tuple[str, ...],
+        timeouts: Timeouts | None,
+        pipeline: Pipeline,
+        signals: EndpointSignals,
+    ) -> None:
+        self.name = name
+        self.records = records
+        self.fallbacks = fallbacks
+        self.timeouts = timeouts
+        self._pipeline = pipeline
+        self._signals = signals
+        self._slots = [record.slot for record in records]
+        self._ids = [record.id for record in records]
+        self._weights = [record.weight for record in records]
+
+    def choose(self, excluded: set[int], now: float, rng: random.Random) -> Choice:
+        """Decide which endpoint gets a request.
+
+        Args:
+            excluded: endpoint slots that this request has tried.
+            now: monotonic seconds.
+            rng: breaks ties.
+
+        Raises:
+            gateway.core.schedule.pipeline.NoCandidate: none is left.
+        """
+        return self._pipeline.choose(self._fleet(now), excluded, rng)
+
+    def _fleet(self, now: float) -> Fleet:
+        table, slots = self._signals.table, self._slots
+        return Fleet(
+            now=now,
+            slots=slots,
+            ids=self._ids,
+            weight=self._weights,
+            state=table.column(slots, StatField.STATE),
+            waiting=table.column(slots, StatField.WAITING),
+            running=table.column(slots, StatField.RUNNING),
+            kv=table.column(slots, StatField.KV),
+            inflight=self._signals.inflight.many(slots),
+            cooldown_until=self._signals.marks.many(slots),
+        )
+
+
+class Routing:
+    """A snapshot of what is configured and which endpoints there are.
+
+    Attributes:
+        config: the configuration in force.
+        model_names: names and aliases, in the order of the configuration.
+    """
+
+    def __init__(self, config: Config, signals: EndpointSignals) -> None:
+        self.config = config
+        self._signals = signals
+        self._records = signals.table.records
+        self._by_name: dict[str, ModelRoute] = {}
+        pipelines = {
+            name: build_pipeline(profile) for name, profile in config.router.profiles.items()
+        }
+        for model in config.models:
+            route = ModelRoute(
+                model.name,
+                signals.table.by_model.get(model.name, ()),
+                model.fallbacks,
+                model.timeouts,
+                pipelines[model.routing_profile or config.router.default_profile],
+                signals,
+            )
+            for name in (model.name, *model.aliases):
+                self._by_name[name] = route
+        self.model_names = tuple(self._by_name)
+
+    def resolve(self, name: str) -> ModelRoute | None:
+        """Find a model by name or alias."""
+        return self._by_name.get(name)
+
+    def in_flight_by_pool(self) -> dict[str, int]:
+        """Return how many requests all workers have under way, by pool."""
+        totals: dict[str, int] = {}
+        for record in self._records:
+            totals[record.pool] = totals.get(record.pool, 0) + self._signals.inflight.of(record.slot)
+        return totals
+
+    def why_not_ready(self) -> str | None:
+        """Tell why no request can be served now; None when one can."""
+        if not self._signals.table.generation:
+            return "no_endpoint_table"
+        for record in self._records:
+            if EndpointState(int(self._signals.table.stat(record.slot, StatField.STATE))).is_usable:
+                return None
+        return "no_endpoint"
