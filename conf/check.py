@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from conf.binding import suggestion
 from conf.schema import ENGINES, FILTERS, METRIC_FIELDS, SCORERS, Config, Model
-from conf.values import ListenAddress, parse_listen
+from conf.values import ListenAddress, check_metric_place, parse_listen
 
 Breach: TypeAlias = tuple[str, str]
 
@@ -81,10 +81,15 @@ def _metrics(config: Config) -> Iterator[Breach]:
     for engine, mapping in config.router.metrics.items():
         if engine not in ENGINES:
             yield f"router.metrics.{engine}", f"unknown engine; {suggestion(engine, ENGINES)}"
-        for field in mapping:
+        for field, places in mapping.items():
+            key = f"router.metrics.{engine}.{field}"
             if field not in METRIC_FIELDS:
-                hint = suggestion(field, METRIC_FIELDS)
-                yield f"router.metrics.{engine}.{field}", f"unknown contract field; {hint}"
+                yield key, f"unknown contract field; {suggestion(field, METRIC_FIELDS)}"
+            for index, place in enumerate((places,) if isinstance(places, str) else places):
+                try:
+                    check_metric_place(place)
+                except ValueError as error:
+                    yield key if isinstance(places, str) else f"{key}[{index}]", str(error)
 
 
 def _models(config: Config) -> Iterator[Breach]:

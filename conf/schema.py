@@ -24,9 +24,13 @@ METRIC_FIELDS = (
     "running",
     "kv_usage",
     "prompt_tokens",
+    "cached_tokens",
     "generation_tokens",
     "block_size",
     "num_blocks",
+    "kv_tokens",
+    "max_context",
+    "lora",
 )
 
 # What `Meta.extra` says of a key: how the file spells it, and what a reload does with it.
@@ -163,7 +167,10 @@ class Router(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_event_bytes: Annotated[Size, _text("Longest SSE event of an engine.")] = 64 * 2**20
     metrics: Annotated[
         dict[str, dict[str, str | tuple[str, ...]]],
-        _text("Per engine: which of its metrics (one name, or several in order) is a contract field."),
+        _text(
+            "Per engine: which of its metrics (one name, or several in order) is a contract field. `NAME`, "
+            '`NAME{LABEL}` for the value of a label, `NAME{LABEL="VALUE"}` for one series.'
+        ),
     ] = msgspec.field(default_factory=dict)
 
 

@@ -27,6 +27,8 @@ _DURATION_PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)", re.ASCII)
 _DURATION = re.compile(rf"(?:{_NUMBER}(?:ms|s|m|h|d))+", re.ASCII)
 _SIZE = re.compile(rf"({_NUMBER})\s*({'|'.join(_BYTES)})?", re.ASCII)
 _LISTEN = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]\s]*)):(\d{1,5})", re.ASCII)
+_METRIC_PLACE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?P<labels>[^{}]*)\})?", re.ASCII)
+_METRIC_LABEL = re.compile(r'[a-zA-Z_][a-zA-Z0-9_]*(?P<value>="[^"]*")?', re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +125,15 @@ def parse_endpoint_url(text: str) -> str:
     if path == "/v1" or path.endswith("/v1"):
         raise ValueError("ends in /v1; leave it away, the gateway puts it there itself")
     return text.rstrip("/")
+
+
+def check_metric_place(text: str) -> None:
+    """Check where a number stands in an engine's metrics; an empty text is "nowhere"."""
+    allowed = 'allowed: NAME, NAME{LABEL}, NAME{LABEL="VALUE"}'
+    match = _METRIC_PLACE.fullmatch(text)
+    if text and not match:
+        raise ValueError(f"is no metric name; {allowed}")
+    parts = [part for part in ((match and match["labels"]) or "").split(",") if part.strip()]
+    labels = [_METRIC_LABEL.fullmatch(part.strip()) for part in parts]
+    if None in labels or sum(label is not None and label["value"] is None for label in labels) > 1:
+        raise ValueError(f"has labels that cannot be read; {allowed}")

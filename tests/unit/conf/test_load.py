@@ -199,6 +199,8 @@ BAD_FILES = {
     "filter": (BASE + "router: {profiles: {chat: {filters: [heath]}}}\n", 'llmgw.yaml:6: router.profiles.chat.filters[0]: unknown filter; did you mean "health"?'),
     "picker": (BASE + "router: {profiles: {chat: {picker: {type: p3c}}}}\n", 'llmgw.yaml:6: router.profiles.chat.picker.type: did you mean "p2c"? allowed: max-score, p2c'),
     "metrics-engine": (BASE + "router: {metrics: {vlm: {}}}\n", 'llmgw.yaml:6: router.metrics.vlm: unknown engine; did you mean "vllm"?'),
+    "metrics-place": (BASE + "router: {metrics: {vllm: {waiting: [a, b c]}}}\n", "llmgw.yaml:6: router.metrics.vllm.waiting[1]: is no metric name; allowed: NAME"),
+    "metrics-labels": (BASE + "router: {metrics: {vllm: {waiting: 'a{b,c}'}}}\n", "llmgw.yaml:6: router.metrics.vllm.waiting: has labels that cannot be read"),
     "metrics-field": (BASE + "router: {metrics: {vllm: {waitng: x}}}\n", 'llmgw.yaml:6: router.metrics.vllm.waitng: unknown contract field; did you mean "waiting"?'),
 }  # fmt: skip
 
