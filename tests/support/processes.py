@@ -147,8 +147,12 @@ class Programs:
         self._started.append(started)
         return started
 
-    def close(self, timeout: float = 20.0) -> None:
+    def close(self, timeout: float = 20.0, children_timeout: float = 5.0) -> None:
         """Stop every program, and assert that no process of any of them is left.
+
+        Args:
+            timeout: seconds for each program's own end.
+            children_timeout: seconds for what it started, after that.
 
         Raises:
             AssertionError: one had to be killed or left a child; everything has been ended all the same.
@@ -157,7 +161,9 @@ class Programs:
         for program in reversed(self._started):
             try:
                 program.stop(timeout)
-                wait_until(lambda p=program: not p.processes(), 5.0, f"no process left of {program!r}")
+                wait_until(
+                    lambda p=program: not p.processes(), children_timeout, f"no process left of {program!r}"
+                )
             except AssertionError as error:
                 complaints.append(f"{error}; left: {program.processes()}")
             finally:
