@@ -1,0 +1,134 @@
+"""Metrics that are computed while /metrics is rendered, from the state of endpoints and processes.
+
+Unlike series in shared cells (shm.definitions) they end with what they are about: an endpoint that leaves the
+configuration leaves no series behind (B93).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from conf.version import __version__
+from coordinator.admin.views import EndpointView
+from coordinator.fleet import Fleet
+from shm.definitions import Definition, Kind
+from shm.endpoints import EndpointState
+from shm.layout import FixedSlot
+
+STATES = tuple(state.name.lower() for state in EndpointState)
+PROCESS_KINDS = ("worker", *(process.name.lower() for process in FixedSlot))
+
+
+def _gauge(name: str, text: str, *labels: str) -> Definition:
+    return Definition(name, Kind.GAUGE, text, labels)
+
+
+ENDPOINT_INFO = _gauge(
+    "llmgw_endpoint_info",
+    "Always 1; says which model, pool and engine an endpoint belongs to, for joins.",
+    *("replica", "model", "pool", "engine"),
+)
+ENDPOINT_CONTRACT_VIOLATED = _gauge(
+    "llmgw_endpoint_contract_violated",
+    "1 for each field of the metric contract that the engine's metrics break; absent when they do not.",
+    *("replica", "field"),
+)
+REPLICAS = _gauge("llmgw_replicas", "Endpoints of a model by state.", "model", "state")
+PROCESSES = _gauge("llmgw_processes", "Living processes of the instance.", "process")
+CONFIG_GENERATION = _gauge(
+    "llmgw_config_generation", "Configurations published since the launcher's start; grows with each reload."
+)
+BUILD_INFO = _gauge("llmgw_build_info", "Always 1; says which version runs.", "version")
+
+# One value per endpoint, label `replica`; None: no series.
+_OF_ENDPOINT: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
+    (
+        "llmgw_endpoint_up",
+        "1 while requests may go to the endpoint, 0 while it is down or draining.",
+        lambda view: view.is_usable,
+    ),
+    (
+        "llmgw_endpoint_inflight",
+        "Requests of this instance under way at the endpoint.",
+        lambda view: view.inflight,
+    ),
+    (
+        "llmgw_endpoint_metrics_stale",
+        "1 while the engine's metrics cannot be read or used; in-flight counts alone judge it then.",
+        lambda view: view.has_stale_metrics,
+    ),
+    (
+        "llmgw_endpoint_scrape_age_seconds",
+        "Age of the last usable metrics of the engine; absent before the first.",
+        lambda view: view.scrape_age_s,
+    ),
+    (
+        "llmgw_endpoint_scrape_failures",
+        "Looks in a row that brought no usable metrics.",
+        lambda view: view.failures,
+    ),
+    (
+        "llmgw_endpoint_waiting",
+        "Requests queued inside the engine, as last read; absent before the first time.",
+        lambda view: view.waiting,
+    ),
+    (
+        "llmgw_endpoint_running",
+        "Requests in the engine's batch, as last read; absent before the first time.",
+        lambda view: view.running,
+    ),
+    (
+        "llmgw_endpoint_kv_usage_ratio",
+        "Share of the engine's KV cache in use, as last read; absent where the engine does not say.",
+        lambda view: view.kv_usage_ratio,
+    ),
+    (
+        "llmgw_endpoint_cooldown_seconds",
+        "How long the endpoint is still left alone after a failed request; 0: it is not.",
+        lambda view: view.cooldown_s,
+    ),
+)
+ENDPOINT_GAUGES = tuple((_gauge(name, text, "replica"), figure) for name, text, figure in _OF_ENDPOINT)
+GAUGES = (
+    *(definition for definition, _ in ENDPOINT_GAUGES),
+    ENDPOINT_CONTRACT_VIOLATED,
+    ENDPOINT_INFO,
+    REPLICAS,
+    PROCESSES,
+    CONFIG_GENERATION,
+    BUILD_INFO,
+)
+
+
+class Value(NamedTuple):
+    """One series of a gauge; labels in the definition's order."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
+def read_gauges(fleet: Fleet) -> Iterator[tuple[Definition, list[Value]]]:
+    """Yield every gauge with its series, in the order of `GAUGES`, from one look at the fleet."""
+    views = fleet.endpoints()
+    for definition, figure in ENDPOINT_GAUGES:
+        figures = ((view.id, figure(view)) for view in views)
+        yield definition, [Value((name,), float(value)) for name, value in figures if value is not None]
+    yield (
+        ENDPOINT_CONTRACT_VIOLATED,
+        [Value((v.id, field), 1.0) for v in views for field in v.violated_fields],
+    )
+    yield ENDPOINT_INFO, [Value((v.id, v.model, v.pool, v.engine), 1.0) for v in views]
+    yield REPLICAS, _replicas(views)
+    kinds = [view.kind for view in fleet.processes()]
+    yield PROCESSES, [Value((kind,), float(kinds.count(kind))) for kind in PROCESS_KINDS]
+    yield CONFIG_GENERATION, [Value((), float(fleet.segment.config_generation))]
+    yield BUILD_INFO, [Value((__version__,), 1.0)]
+
+
+def _replicas(views: tuple[EndpointView, ...]) -> list[Value]:
+    models = dict.fromkeys(view.model for view in views)
+    counts = {(model, state): 0 for model in models for state in STATES}
+    for view in views:
+        counts[view.model, view.state] += 1
+    return [Value(labels, float(count)) for labels, count in counts.items()]

@@ -1,0 +1,112 @@
+"""What the management API shows: the bodies of its answers, as the server encodes and llmgw-ctl decodes them.
+
+No secrets: of an endpoint's key there is no trace. Times are ages in seconds, since monotonic clocks of two
+hosts have nothing in common.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """An object of the management API."""
+
+
+class EndpointView(View, frozen=True, kw_only=True):
+    """One endpoint.
+
+    Attributes:
+        id: the `replica` of logs, metrics and response headers.
+        model: catalog name; `served_model`: the engine's name for it.
+        state: unknown, ready, stale, down or draining.
+        reason: why it is not ready, from a closed set; empty if it is.
+        state_age_s: how long it has been in this state.
+        is_usable: whether requests may go there, cooldown aside.
+        inflight: requests of this instance under way there, over all workers.
+        waiting, running: requests in the engine, as of the last good scrape; None: never read.
+        kv_usage_ratio: 0..1; None: the engine does not say, or never read.
+        has_stale_metrics: whether the three figures above are older than the last look.
+        scrape_age_s: age of the last good scrape; None: there was none.
+        failures: looks in a row without usable metrics.
+        cooldown_s: how long it is still left alone after a failure of a request; 0: not.
+        max_context: tokens; 0: unknown. `block_size` and `num_blocks` likewise.
+        violations: breaches of the metric contract, in words.
+        violated_fields: the contract's fields that they are about.
+    """
+
+    id: str
+    model: str
+    served_model: str
+    engine: str
+    pool: str
+    url: str
+    weight: float
+    state: str
+    reason: str
+    state_age_s: float
+    is_usable: bool
+    inflight: int
+    waiting: int | None
+    running: int | None
+    kv_usage_ratio: float | None
+    has_stale_metrics: bool
+    scrape_age_s: float | None
+    failures: int
+    cooldown_s: float
+    max_context: int
+    block_size: int
+    num_blocks: int
+    violations: tuple[str, ...] = ()
+    violated_fields: tuple[str, ...] = ()
+
+
+class EndpointsView(View, frozen=True, kw_only=True):
+    """`GET /api/v1/endpoints`."""
+
+    endpoints: tuple[EndpointView, ...]
+
+
+class ProcessView(View, frozen=True, kw_only=True):
+    """A living process of the instance.
+
+    Attributes:
+        kind: worker, coordinator, launcher or arbiter.
+        slot: its slot in the segment.
+        state: starting, serving or draining.
+        age_s: since it took its slot; `heartbeat_age_s`: since it last said that it lives.
+    """
+
+    kind: str
+    slot: int
+    pid: int
+    state: str
+    age_s: float
+    heartbeat_age_s: float
+
+
+class StatusView(View, frozen=True, kw_only=True):
+    """`GET /api/v1/status`.
+
+    Attributes:
+        phase: running or draining.
+        uptime_s: of the coordinator; the instance may be older.
+        config_generation: configurations published since the launcher's start.
+        inflight: requests under way, over all endpoints.
+        endpoints_by_state: how many endpoints are in each state.
+    """
+
+    version: str
+    instance: str
+    phase: str
+    uptime_s: float
+    config_generation: int
+    inflight: int
+    endpoints_by_state: dict[str, int]
+    processes: tuple[ProcessView, ...]
+
+
+class HealthView(View, frozen=True, kw_only=True):
+    """`GET /healthz`: the coordinator answers."""
+
+    ok: bool = True
