@@ -1,0 +1,21 @@
+"""Leaves out endpoints that are down or resting after an error."""
+
+from __future__ import annotations
+
+from gateway.core.schedule.pipeline import DOWN, Fleet, Request
+
+
+class Health:
+    """Keeps what is not known to be down, and whose cooldown is over.
+
+    An endpoint that was never scraped, or whose scrapes fail, stays: the coordinator may be away, and a try
+    tells more. Marks end by time, so nothing has to clear them.
+    """
+
+    name = "health"
+    needs = frozenset(("state", "cooldown_until"))
+
+    def keep(self, request: Request, fleet: Fleet, candidates: list[int]) -> list[int]:
+        """Keep the healthy ones."""
+        state, until, now = fleet.state, fleet.cooldown_until, fleet.now
+        return [i for i in candidates if state[i] != DOWN and until[i] <= now]
