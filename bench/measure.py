@@ -23,16 +23,16 @@ _WARM_UP: Settings = {"conc": 16, "requests": 400, "secs": 3, "tokens": 8, "max_
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds; -1 where nothing was measured."""
+    """Milliseconds; None where nothing was measured."""
 
-    p50: float
-    p90: float
-    p99: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
 
     @classmethod
     def read(cls, values: Mapping[str, float]) -> Latency:
-        """Take it from what the load generator prints."""
-        return cls(values["p50"], values["p90"], values["p99"])
+        """Take it from what the load generator prints, which has -1 for nothing."""
+        return cls(*(values[key] if values[key] >= 0 else None for key in ("p50", "p90", "p99")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

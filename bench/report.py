@@ -128,6 +128,15 @@ def verdicts(rows: Sequence[Row], prefix: str) -> list[tuple[bool, str]]:
     return found
 
 
+def complaints(rows: Sequence[Row], prefix: str) -> list[str]:
+    """Return a line for each run in which a request of a target named `prefix`... went wrong."""
+    return [
+        f"{row.target}, {row.scenario}, round {row.round}: {dict(row.errors)}"
+        for row in rows
+        if row.target.startswith(prefix) and row.errors
+    ]
+
+
 def _chosen(rows: Sequence[Row], scenario: str, target: str) -> list[Row]:
     found = [row for row in rows if (row.scenario, row.target) == (scenario, target)]
     return [row for row in found if row.is_quiet] or found

@@ -4,8 +4,8 @@
 
 Engines, load and gateway share this machine, so figures are ratios within one run: compare CPU per request
 and per event. Differences under 1.5 times are a tie. Targets take turns in a round, in reverse every other
-round, so that drift of the machine cancels out. Exit code 1: our gateway is above a budget, or a target
-failed.
+round, so that drift of the machine cancels out. Exit code 1: our gateway is above a budget or gave an
+error, or a target did not start.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
                 failures.append(f"{target.name}, round {number}: {error}")
                 print(f"FAILED {failures[-1]}", flush=True)
 
+    failures += report.complaints(rows, OURS)
     text = report.tables(rows)
     verdicts = report.verdicts(rows, OURS)
     print(f"\n{text}\n")
@@ -124,7 +125,7 @@ def _show(row: Row) -> None:
     per_event = f"{row.cpu_us_per_event:.1f}" if row.cpu_us_per_event is not None else "-"
     print(
         f"round {row.round} {row.target:14} {row.scenario:4} ok={row.ok} errors={dict(row.errors) or 0} "
-        f"{row.requests_per_s:.0f}/s p50={row.total_ms.p50}ms ttft={row.ttft_ms.p50}ms "
+        f"{row.requests_per_s:.0f}/s p50={row.total_ms.p50} ms ttft={row.ttft_ms.p50} ms "
         f"cpu={per_request}us/request {per_event}us/event others={row.others_cpu_s:.1f}s"
         + (f" cancelled={row.cancelled_1s}/{row.reached}" if row.cancelled_1s is not None else ""),
         flush=True,

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.timeout(240)
 class Demo:
     """A running demo, and everything it started: processes that inherited a variable of ours."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, stdin: int = subprocess.PIPE) -> None:
         self.log = folder / "output"
         self._mark = secrets.token_hex(8)
         command = [sys.executable, "-m", "bin.engines.demo", "--folder", str(folder / "demo"), *arguments]
@@ -36,7 +37,7 @@ class Demo:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                stdin=subprocess.PIPE,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, MARK: self._mark},
@@ -80,8 +81,7 @@ class Demo:
         finally:
             for process in self.others():
                 process.kill()
-            assert self.process.stdin is not None
-            with suppress(OSError):
+            if self.process.stdin is not None:
                 self.process.stdin.close()
 
 
@@ -145,6 +145,15 @@ def test_the_curl_line_it_shows_works(sim_demo: Demo) -> None:
     assert "data: [DONE]" in done.stdout
 
 
+def test_the_python_lines_it_shows_work(sim_demo: Demo) -> None:
+    _, _, shown = sim_demo.output().partition("(pip install openai):\n")
+    program = textwrap.dedent(shown.partition("Models: ")[0])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_every_process(sim_demo: Demo, number: signal.Signals) -> None:
     sim_demo.process.send_signal(number)
@@ -157,6 +166,17 @@ def test_the_end_of_standard_input_stops_every_process(sim_demo: Demo) -> None:
     sim_demo.process.stdin.close()
     assert sim_demo.end() == 0
     assert not sim_demo.others()
+
+
+def test_a_terminal_that_closes_stops_every_process(demos: list[Demo], tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    demo = Demo(tmp_path, "--engine", "sim", stdin=theirs)
+    demos.append(demo)
+    os.close(theirs)
+    demo.wait_up()
+    os.close(ours)
+    assert demo.end() == 0
+    assert not demo.others()
 
 
 def test_a_killed_demo_leaves_no_process(sim_demo: Demo) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.measure import Latency, Row
-from bench.report import tables, verdicts
+from bench.report import complaints, tables, verdicts
 
 
 def row(target: str, scenario: str = "S2", **fields: Any) -> Row:
@@ -62,3 +62,8 @@ def test_a_budget_holds_up_to_its_limit(cost: float, holds: bool) -> None:
 
 def test_others_have_no_budget() -> None:
     assert verdicts([row("litellm", "S2k", cpu_us_per_request=9999.0)], "llmgw") == []
+
+
+def test_errors_of_ours_are_named() -> None:
+    rows = [row("llmgw-1w", errors={"http 500": 3}), row("nginx", errors={"http 502": 1}), row("llmgw-2w")]
+    assert complaints(rows, "llmgw") == ["llmgw-1w, S2, round 1: {'http 500': 3}"]
