@@ -47,6 +47,7 @@ class Accountant:
         self._log = log
         self._routes: dict[tuple[str | None, str | None], _RouteSeries] = {}
         self._tokens: dict[str, tuple[Counter, Counter, Counter]] = {}
+        self._candidates: dict[str, Histogram] = {}
         self._counters: dict[tuple[str, ...], Counter] = {}
 
     def finish(self, exchange: Exchange) -> None:
@@ -116,13 +117,21 @@ class Accountant:
         completion.inc(exchange.completion_tokens or 0)
         cached.inc(exchange.cached_tokens or 0)
 
-    def count(self, definition: definitions.Definition, *labels: str) -> None:
-        """Add one to a counter that is not on the path of every request."""
+    def candidates(self, model: str, considered: int) -> None:
+        """Observe how many endpoints a scheduling decision had to choose from."""
+        histogram = self._candidates.get(model)
+        if histogram is None:
+            histogram = self._row.histogram(definitions.CANDIDATES_CONSIDERED, (model,))
+            self._candidates[model] = histogram
+        histogram.observe(considered)
+
+    def count(self, definition: definitions.Definition, *labels: str, amount: int = 1) -> None:
+        """Add to a counter that is not on the path of every request."""
         key = (definition.name, *labels)
         counter = self._counters.get(key)
         if counter is None:
             counter = self._counters[key] = self._row.counter(definition, labels)
-        counter.inc()
+        counter.inc(amount)
 
 
 def _text(value: bytes | None) -> str | None:

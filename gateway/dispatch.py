@@ -19,6 +19,7 @@ from gateway.core.body import RequestBody
 from gateway.core.framing import FramingKind, encode_chunk
 from gateway.core.retry import Outcome, classify
 from gateway.core.schedule.pipeline import Choice, NoCandidate
+from gateway.core.schedule.pipeline import Request as SchedulingRequest
 from gateway.core.sse import SseRelay, empty_chunk_event
 from gateway.core.usage import Usage, UsageTap
 from gateway.exchange import Exchange
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 ERROR_BODY_MAX_BYTES = 1024 * 1024
 """Longest error body of an engine that is passed on."""
+COOLDOWN_WAIT_MAX_S = 30.0
+"""How long a request waits for an endpoint to come out of its cooldown, when there is no other."""
 EVENT_STREAM = b"text/event-stream"
 OUTCOMES = {
     RelayEnd.COMPLETE: "ok",
@@ -178,14 +181,48 @@ class _Run:
                 dispatcher._inflight.sub(record.slot)
             verdict = failed.outcome.verdict
             dispatcher._accountant.count(definitions.UPSTREAM_ERRORS, record.pool, failed.outcome.name.lower())
-            if verdict.cools_down:
+            if verdict.cools_down and len(route.records) > 1:
+                # A model's only endpoint is not left alone: there is nobody else to ask.
                 dispatcher._marks.set(record.slot, time.monotonic() + self._config.router.cooldown_seconds)
             if not verdict.may_retry or len(tried) > self._config.router.retries:
                 raise failed
 
     def _choose(self, route: ModelRoute, tried: set[int]) -> Choice:
-        choice = route.choose(tried, time.monotonic(), self._dispatcher._rng)
-        return choice
+        """Choose an endpoint; when all that could serve are cooling down, wait for the first of them.
+
+        Raises:
+            NoCandidate: waiting would not help either.
+        """
+        request = SchedulingRequest(tried)
+        while True:
+            now = time.monotonic()
+            try:
+                choice = route.choose(request, now, self._dispatcher._rng)
+            except NoCandidate as nobody:
+                self._note_decision(route, 0, nobody.filtered)
+                if nobody.usable_at is None or tried or nobody.usable_at - now > COOLDOWN_WAIT_MAX_S:
+                    raise
+                self._wait_until(nobody.usable_at)
+            else:
+                self._note_decision(route, choice.considered, choice.filtered)
+                return choice
+
+    def _note_decision(self, route: ModelRoute, considered: int, filtered: tuple[tuple[str, int], ...]) -> None:
+        accountant = self._dispatcher._accountant
+        accountant.candidates(route.name, considered)
+        for name, count in filtered:
+            accountant.count(definitions.CANDIDATES_FILTERED, name, amount=count)
+
+    def _wait_until(self, at: float) -> None:
+        """Wait, with an eye on the client."""
+        connection = self._connection
+        while time.monotonic() < at:
+            connection.deadline = at
+            bits = connection.parker.park()
+            if bits & CLIENT_GONE or connection.gone:
+                raise ClientClosed
+            if connection.shutdown:
+                raise errors.ShuttingDown()
 
     def _try_endpoint(self, request: RequestBody, raw: bytes, route: ModelRoute, record: EndpointRecord) -> None:
         exchange, config = self._exchange, self._config

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from conf.schema import Config, Timeouts
-from gateway.core.schedule.pipeline import Choice, Fleet, Pipeline
+from gateway.core.schedule.pipeline import Choice, Fleet, Pipeline, Request
 from gateway.core.schedule.registry import build_pipeline
 from shm.endpoints import EndpointRecord, EndpointState, EndpointTable
 from shm.inflight import InflightSums
@@ -58,31 +58,31 @@ class ModelRoute:
         self._ids = [record.id for record in records]
         self._weights = [record.weight for record in records]
 
-    def choose(self, excluded: set[int], now: float, rng: random.Random) -> Choice:
+    def choose(self, request: Request, now: float, rng: random.Random) -> Choice:
         """Decide which endpoint gets a request.
 
         Args:
-            excluded: endpoint slots that this request has tried.
+            request: what the decision knows of it.
             now: monotonic seconds.
             rng: breaks ties.
 
         Raises:
-            gateway.core.schedule.pipeline.NoCandidate: none is left.
+            gateway.core.schedule.pipeline.NoCandidate: none can take it now.
         """
-        return self._pipeline.choose(self._fleet(now), excluded, rng)
+        return self._pipeline.choose(request, self._fleet(now), rng)
 
     def _fleet(self, now: float) -> Fleet:
-        table, slots = self._signals.table, self._slots
+        table, slots, needs = self._signals.table, self._slots, self._pipeline.needs
         return Fleet(
             now=now,
             slots=slots,
             ids=self._ids,
-            weight=self._weights,
             state=table.column(slots, StatField.STATE),
-            waiting=table.column(slots, StatField.WAITING),
-            running=table.column(slots, StatField.RUNNING),
-            kv=table.column(slots, StatField.KV),
-            inflight=self._signals.inflight.many(slots),
+            inflight=self._signals.inflight.many(slots) if "inflight" in needs else (),
+            waiting=table.column(slots, StatField.WAITING) if "waiting" in needs else (),
+            running=table.column(slots, StatField.RUNNING) if "running" in needs else (),
+            kv=table.column(slots, StatField.KV) if "kv" in needs else (),
+            weight=self._weights,
             cooldown_until=self._signals.marks.many(slots),
         )
 
