@@ -51,7 +51,7 @@ from gateway.signals import SignalQueue
 from gateway.statedir import StateDir
 from shm import segment as shm_segment
 from shm.definitions import CONFIG_RELOADS, INFLIGHT_RETURNED, PROCESS_RESTARTS, SLOTS_REAPED
-from shm.layout import FixedSlot, Phase, Sizes
+from shm.layout import FixedSlot, Phase, Sizes, SlotState
 from shm.metrics import MetricsRow
 from shm.rows import WorkerSlot, reap_dead, slots_in_use
 from shm.segment import Segment
@@ -162,6 +162,7 @@ class Launcher:
                 "config": str(self._config_path or "environment"),
             },
         )
+        self._slot_in_use.set_state(SlotState.SERVING)
         code, quick = 1, True
         try:
             stop = self._keep_alive()
@@ -302,6 +303,7 @@ class Launcher:
     def _shut_down(self, *, quick: bool) -> None:
         LOG.info("gateway_stopping", extra={"quick": quick, "drain_timeout_s": self._config.drain_timeout})
         self._segment_in_use.set_phase(Phase.DRAINING)
+        self._slot_in_use.set_state(SlotState.DRAINING)
         drain = [] if quick else [(signal.SIGTERM, self._config.drain_timeout + _DRAIN_SLACK_S)]
         self._end(self._worker_pids, [*drain, (signal.SIGINT, _QUICK_S), (signal.SIGKILL, _QUICK_S)])
         self._end(self._coordinator_pids, [(signal.SIGTERM, _COORDINATOR_S), (signal.SIGKILL, _QUICK_S)])
