@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.channel import CLIENT_GONE, TIMEOUT, UPSTREAM, WRITABLE
 from gateway.connection import FOREVER, ClientClosed, ClientConnection
@@ -25,8 +25,7 @@ class _StaleConnection(Exception):
     """The engine had closed a kept connection before this request reached it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptDeadlines:
+class AttemptDeadlines(NamedTuple):
     """When a try gives up.
 
     Attributes:

@@ -131,13 +131,16 @@ class Channel:
 
     def start_reading(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the hub whenever the socket is readable."""
-        if self.reading:
-            if self.on_readable == callback:
-                return
-            self._read_watcher.stop()
         self.on_readable = callback
-        self.reading = True
-        self._read_watcher.start(callback)
+        if not self.reading:
+            self.reading = True
+            self._read_watcher.start(self._fire)
+
+    def _fire(self) -> None:
+        # The watcher stays, the callback changes several times a request: an assignment, not a stop and a start.
+        callback = self.on_readable
+        if callback is not None:
+            callback()
 
     def stop_reading(self) -> None:
         if self.reading:

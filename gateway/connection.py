@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import gevent
 import gunicorn_h1c
 from gevent import get_hub
 from gunicorn.config import Config as GunicornConfig
@@ -140,10 +141,13 @@ class ClientConnection:
 
     # Reading.
 
-    def read_some(self) -> bytes:
+    def read_some(self, *, expects_wait: bool = False) -> bytes:
         """Read what the client sends next; b"" at its end of file.
 
         Blocks the greenlet until bytes, the end or the deadline come.
+
+        Args:
+            expects_wait: let others run first, and save the read that finds nothing.
 
         Raises:
             errors.SlowBody: `deadline` passed.
@@ -151,13 +155,15 @@ class ClientConnection:
         """
         channel = self.channel
         while True:
-            try:
-                data = channel.recv_or_none()
-            except OSError as exc:
-                self.gone = True
-                raise ClientClosed from exc
-            if data is not None:
-                return data
+            if not expects_wait:
+                try:
+                    data = channel.recv_or_none()
+                except OSError as exc:
+                    self.gone = True
+                    raise ClientClosed from exc
+                if data is not None:
+                    return data
+            expects_wait = False
             channel.start_reading(self._on_readable)
             bits = self.parker.park()
             if bits & TIMEOUT:
@@ -183,6 +189,8 @@ class ClientConnection:
         self.deadline = time.monotonic() + (self._timeouts.keepalive if self.requests else self._timeouts.header)
         data = self._buffer
         self._buffer = b""
+        if data:
+            gevent.sleep(0)  # a client that sends request upon request must not keep the others waiting
         last_length = 0
         while True:
             if data:
@@ -199,7 +207,7 @@ class ClientConnection:
                     head = self._plain_head(parsed, data) or self._read_head_carefully(data)
                     break
             try:
-                more = self.read_some()
+                more = self.read_some(expects_wait=not data)
             except errors.SlowBody:
                 if self.idle:
                     return None
@@ -223,7 +231,7 @@ class ClientConnection:
         if len(fields) != len(headers) or not _CAREFUL_HEADERS.isdisjoint(fields):
             return None
         target: bytes = parsed["path"]  # type: ignore[assignment]
-        if not _TARGET_OK.match(target) or any(b"_" in name for name in fields):
+        if not _TARGET_OK.match(target) or b"_" in b"".join(fields):
             return None
         length = fields.get(b"content-length")
         if length is None:

@@ -21,7 +21,7 @@ from gateway.core.retry import Outcome, classify
 from gateway.core.schedule.pipeline import Choice, NoCandidate
 from gateway.core.schedule.pipeline import Request as SchedulingRequest
 from gateway.core.sse import SseRelay, empty_chunk_event
-from gateway.core.usage import Usage, UsageTap
+from gateway.core.usage import Usage, UsageTap, usage_in
 from gateway.exchange import Exchange
 from gateway.relay import LAST_CHUNK, Relay, RelayDeadlines, RelayEnd
 from gateway.routing import ModelRoute, Routing
@@ -291,6 +291,12 @@ class _Run:
             body = attempt.read_all(ERROR_BODY_MAX_BYTES, idle_s)
             raise errors.from_upstream(head.status, head.content_type, body, head.headers, rename=rename)
         is_events = head.content_type.startswith(EVENT_STREAM)
+        if self._is_open and not is_events:
+            attempt.upstream.close()
+            raise errors.UpstreamProtocol()
+        if not is_events and head.framing.kind is FramingKind.LENGTH and head.framing.length == len(attempt.rest):
+            self._answer_whole(attempt, rename)
+            return
         if rename is not None and not is_events and b"json" in head.content_type:
             self._answer_edited(attempt, rename, idle_s)
             return
@@ -298,14 +304,25 @@ class _Run:
 
     def _answer_edited(self, attempt: Attempt, rename: tuple[str, str], idle_s: float) -> None:
         """Answer with a JSON body whose `model` has to change: it is read whole first."""
-        body = attempt.read_all(self._config.router.max_event_bytes, idle_s)
-        tap = UsageTap()
-        tap.feed(body)
-        body = request_body.rename_model(body, *rename)
-        self._exchange.first_at = time.monotonic()
-        self._take_usage(tap.usage())
-        self._exchange.is_answered = True
-        self._exchange.status = attempt.head.status
+        self._send_body(attempt, attempt.read_all(self._config.router.max_event_bytes, idle_s), rename)
+
+    def _answer_whole(self, attempt: Attempt, rename: tuple[str, str] | None) -> None:
+        """Answer with a body that came in one read with its head, as short ones do: nothing is left to relay."""
+        body = attempt.rest
+        attempt.release()
+        self._send_body(attempt, body, rename if b"json" in attempt.head.content_type else None)
+
+    def _send_body(self, attempt: Attempt, body: bytes, rename: tuple[str, str] | None) -> None:
+        exchange = self._exchange
+        exchange.first_at = time.monotonic()
+        self._take_usage(usage_in(body))
+        if rename is not None:
+            body = request_body.rename_model(body, *rename)
+        exchange.is_answered = True
+        exchange.is_stream = False
+        exchange.status = attempt.head.status
+        if not exchange.head.http11:
+            self._connection.close_after = True
         self._connection.send(self._client_head(attempt, b"content-length: %d\r\n" % len(body)) + body)
 
     def _relay(

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from gateway.channel import UPSTREAM
 from gateway.connection import FOREVER, ClientConnection
@@ -43,8 +43,7 @@ class RelayEnd(Enum):
     FAILED = "internal_error"
 
 
-@dataclass(frozen=True, slots=True)
-class RelayDeadlines:
+class RelayDeadlines(NamedTuple):
     """When a relay gives up; monotonic seconds for `first_byte` and `total`, else seconds.
 
     Attributes:

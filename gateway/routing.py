@@ -7,6 +7,7 @@ makes another. How endpoints are doing is read from the segment at each decision
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema import Config, Timeouts
@@ -54,7 +55,7 @@ class ModelRoute:
         self.timeouts = timeouts
         self._pipeline = pipeline
         self._signals = signals
-        self._slots = [record.slot for record in records]
+        self._slots = _as_range([record.slot for record in records])
         self._ids = [record.id for record in records]
         self._weights = [record.weight for record in records]
 
@@ -85,6 +86,13 @@ class ModelRoute:
             weight=self._weights,
             cooldown_until=self._signals.marks.many(slots),
         )
+
+
+def _as_range(slots: list[int]) -> Sequence[int]:
+    """Return slots that follow each other as a `range`, whose columns are read in one piece."""
+    if slots and slots == list(range(slots[0], slots[0] + len(slots))):
+        return range(slots[0], slots[0] + len(slots))
+    return slots
 
 
 class Routing:

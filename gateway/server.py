@@ -156,8 +156,6 @@ class HttpServer:
             connection.close_after = True
         connection.send(self._local_bytes(exchange, local, body))
         self._accountant.finish(exchange)
-        # An answer made here never waits, so a fast client on one connection would starve the others.
-        gevent.sleep(0)
 
     def _local_bytes(self, exchange: Exchange, local: _LocalResponse, body: bytes) -> bytes:
         head, connection = exchange.head, exchange.connection

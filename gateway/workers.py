@@ -9,6 +9,7 @@ from gevent import monkey
 # gunicorn's parent needs the real fork, signals and queue (it waits in SimpleQueue.get); no worker uses them.
 monkey.patch_all(os=False, signal=False, queue=False)
 
+import gc  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
@@ -104,6 +105,11 @@ class GatewayWorker(GeventWorker):
         self._sweep.hooks.append(self._pools.close_idle)
         self._sweep.start()
         servers = [self._listen(sock, config) for sock in self.sockets]
+        # What lives as long as the process is not looked at again; a request leaves no cycles behind, so the
+        # collector has little to find and need not look often.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 100)
         self.slot.set_state(SlotState.SERVING)
         _log.info("worker_serving", extra={"slot": self.slot.index})
         while self.alive and self._is_parent_alive():

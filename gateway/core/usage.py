@@ -136,6 +136,13 @@ class UsageTap:
         return _last_usage_in(data)
 
 
+def usage_in(body: bytes) -> Usage | None:
+    """Read the usage of a whole body that is not an event stream."""
+    tap = UsageTap()
+    tap.feed(body)
+    return tap.usage()
+
+
 def _last_usage_in(tail: bytes) -> Usage | None:
     """Read the last object named `usage` of a body whose beginning is not at hand.
 
