@@ -44,6 +44,8 @@ _has_error_line = re.compile(rb"(?:\A|[\r\n])(?:event: ?error[\r\n]|error:)").se
 _find_boundary = re.compile(rb"(?:\r\n|\n)(?:\r\n?|\n)|\r\r\n?").finditer
 _usage_object = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*\{').search
 _flat_beginning = re.compile(rb"data: ?\{[^{}\[\]\\\r\n]*").fullmatch
+_flat_ending = re.compile(rb"[^{}\[\]\\\r\n]*\}(?:\r\n|\n|\r){2}").fullmatch
+_one_line_before = re.compile(rb"data:[^\r\n]*[{,]").fullmatch
 _key_before = re.compile(rb'"model"[ \t]*:[ \t]*\Z').search
 
 
@@ -252,15 +254,22 @@ class SseRelay:
     def _rename_first(self, events: bytes) -> bytes | None:
         """Rename in the first line, if the only `model` stands there in the known spelling; else None.
 
-        The text before it has one brace and no bracket, so it stands in the top-level object.
+        It stands in the top-level object if the text before it opens one brace and nothing else (vLLM,
+        SGLang), or if the text behind it closes one brace and nothing else (llama.cpp, whose chunks begin
+        with choices).
         """
         needle = self._needle
         at = events.find(needle)
-        if at < 0 or _flat_beginning(events, 0, at) is None or events.find(b'"model"', at + 7) >= 0:
+        if at < 0 or events.find(b'"model"', at + 7) >= 0:
+            return None
+        behind = at + len(needle)
+        if _flat_beginning(events, 0, at) is None and (
+            _flat_ending(events, behind) is None or _one_line_before(events, 0, at) is None
+        ):
             return None
         if needle == self._replacement:
             return events
-        return events[:at] + self._replacement + events[at + len(needle) :]
+        return events[:at] + self._replacement + events[behind:]
 
     def _rename_event(self, event: bytes) -> bytes:
         if b"model" not in event and b"\\u006" not in event:
