@@ -67,7 +67,7 @@ def _calls(segment: Segment) -> list[Call]:
     counter = rows[0].counter(REQUESTS, ("model-7", "default", "200"))
     histogram = rows[0].histogram(TTFT, ("model-7", "default"))
     reader = MetricsReader(segment)
-    endpoints = range(0, ENDPOINTS * 3, 3)
+    scattered, adjacent = list(range(0, ENDPOINTS * 3, 3)), range(ENDPOINTS)
 
     def add_sub() -> None:
         row.add(5)
@@ -75,9 +75,12 @@ def _calls(segment: Segment) -> list[Call]:
 
     return [
         Call("in-flight add + sub", add_sub, 0.8),
-        Call("in-flight sums, 16 endpoints x 8 workers", lambda: sums.many(endpoints), 10.0, 5_000),
-        Call("latest marks, 16 endpoints x 8 workers", lambda: marks.many(endpoints), 10.0, 5_000),
-        Call("stats column, 16 endpoints", lambda: table.column(endpoints, StatField.KV), 5.0, 5_000),
+        Call("in-flight sums, 16 endpoints x 8 workers", lambda: sums.many(scattered), 10.0, 5_000),
+        Call("  of adjacent slots", lambda: sums.many(adjacent), 10.0, 5_000),
+        Call("latest marks, 16 endpoints x 8 workers", lambda: marks.many(scattered), 10.0, 5_000),
+        Call("  of adjacent slots", lambda: marks.many(adjacent), 10.0, 5_000),
+        Call("stats column, 16 endpoints", lambda: table.column(scattered, StatField.KV), 5.0, 5_000),
+        Call("  of adjacent slots", lambda: table.column(adjacent, StatField.KV), 5.0, 5_000),
         Call("endpoint table unchanged?", table.refresh_if_changed, 0.5),
         Call("counter inc", counter.inc, 0.5),
         Call("histogram observe", lambda: histogram.observe(0.2), 1.0),

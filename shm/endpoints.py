@@ -261,8 +261,8 @@ class EndpointTable:
         A `range` with step 1, as the endpoints of one model mostly are, is read in one piece.
         """
         cells, base = self._f64, self._stats + field * self._width
-        if isinstance(slots, range):
-            return cells[base + slots.start : base + slots.stop].tolist()
+        if isinstance(slots, range) and slots.step == 1:
+            return list(cells[base + slots.start : base + slots.stop])
         return [cells[base + slot] for slot in slots]
 
     def stats(self, slot: int) -> EndpointStats:

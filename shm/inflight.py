@@ -71,7 +71,7 @@ class InflightSums:
         A `range` with step 1, as the endpoints of one model mostly are, is read in one piece.
         """
         cells, base, stride = self._cells, self._base, self._stride
-        if isinstance(endpoint_slots, range):
+        if isinstance(endpoint_slots, range) and endpoint_slots.step == 1:
             start = base + endpoint_slots.start * stride
             block = cells[start : start + len(endpoint_slots) * stride].tolist()
             return [sum(block[at : at + stride]) for at in range(0, len(block), stride)]

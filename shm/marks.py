@@ -55,7 +55,7 @@ class CooldownMarks:
         A `range` with step 1, as the endpoints of one model mostly are, is read in one piece.
         """
         cells, base, stride = self._cells, self._base, self._stride
-        if isinstance(endpoint_slots, range):
+        if isinstance(endpoint_slots, range) and endpoint_slots.step == 1:
             start = base + endpoint_slots.start * stride
             block = cells[start : start + len(endpoint_slots) * stride]
             if not block.tobytes().strip(b"\0"):  # no mark at all: nearly always

@@ -115,7 +115,9 @@ def test_stats_come_back_as_they_were_set(segment: Segment, kv: float | None):
     table = EndpointTable(segment)
     assert table.stats(5) == stats
     assert table.stat(5, StatField.RUNNING) == 4.0
-    assert table.column([4, 5], StatField.WAITING) == [0.0, 3.0]
+    for slots in ([4, 5], range(4, 6)):
+        assert table.column(slots, StatField.WAITING) == [0.0, 3.0]
+    assert table.column(range(5, 2, -2), StatField.WAITING) == [3.0, 0.0]
 
 
 def test_only_down_and_draining_endpoints_are_unusable():

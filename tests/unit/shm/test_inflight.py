@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -32,6 +32,29 @@ def test_counts_of_all_workers_are_summed_per_endpoint(segment: Segment, slots: 
     assert [sums.of(endpoint) for endpoint in range(8)] == sums.many(range(8))
     rows[0].sub(7)
     assert (sums.of(7), rows[0].of(7), rows[1].of(7)) == (2, 1, 1)
+
+
+SEQUENCES = [range(8), range(2, 5), range(0, 8, 3), range(7, 0, -2), range(0), [7, 0, 7], []]
+
+
+@pytest.mark.parametrize("endpoints", SEQUENCES)
+def test_several_endpoints_are_read_in_the_order_given_however_they_are_named(
+    segment: Segment, slots: list[WorkerSlot], endpoints: Sequence[int]
+):
+    for number, slot in enumerate(slots):
+        row, marks = InflightRow(segment, slot), CooldownMarks(segment, slot)
+        for endpoint in range(8):
+            for _ in range(endpoint):
+                row.add(endpoint)
+            marks.set(endpoint, 0.5 * endpoint * number)
+    sums, marks = InflightSums(segment), CooldownMarks(segment)
+    assert sums.many(endpoints) == [3 * endpoint for endpoint in endpoints]
+    assert marks.many(endpoints) == [1.0 * endpoint for endpoint in endpoints]
+
+
+@pytest.mark.parametrize("endpoints", SEQUENCES)
+def test_endpoints_without_marks_are_free(segment: Segment, endpoints: Sequence[int]):
+    assert CooldownMarks(segment).many(endpoints) == [0.0] * len(endpoints)
 
 
 def test_a_request_given_back_twice_is_told_and_the_count_stays_zero(
