@@ -19,7 +19,7 @@ import yaml
 from conf import load
 from conf.values import ListenAddress
 from gateway.listeners import AddressUnavailable, open_listeners, written
-from shm.definitions import CONFIG_RELOADS, PROCESS_RESTARTS
+from shm.definitions import CONFIG_RELOADS, INFLIGHT_RETURNED, PROCESS_RESTARTS
 from shm.inflight import InflightSums
 from shm.metrics import read_all
 from shm.segment import Segment, is_in_use
@@ -311,6 +311,28 @@ def test_a_stop_waits_for_the_workers_of_a_killed_arbiter(stubs: Stubs):
     stubs.wait_for("workers", "worker_drains")
     assert launcher.stop() == 0
     assert len(stubs.events("workers", "worker_ends")) >= 1
+
+
+def test_an_orphan_that_never_drains_is_killed_after_the_drain_time(stubs: Stubs):
+    stubs.configure(drain_timeout=0.1)
+    stubs.mode("workers", "worker")
+    (stubs.folder / "worker.hangs").touch()
+    stubs.start()
+    orphan = stubs.wait_for("workers", "worker_started")["pid"]
+    (stubs.folder / "worker.hangs").unlink()
+    os.kill(stubs.events("workers", "started")[0]["pid"], signal.SIGKILL)
+    wait_until(lambda: stubs.lines("orphan_killed"), 10, stubs.launcher.output)
+    assert [line["orphan_pid"] for line in stubs.lines("orphan_killed")] == [orphan]
+    wait_until(lambda: not psutil.pid_exists(orphan), 5)
+    wait_until(lambda: stubs.counted(INFLIGHT_RETURNED) == 1, 5)
+
+
+def test_workers_that_drain_too_long_are_stopped_at_once(stubs: Stubs):
+    stubs.configure(drain_timeout=0.1)
+    stubs.mode("workers", "stubborn")
+    launcher = stubs.start()
+    assert launcher.stop() == 0
+    assert [event["number"] for event in stubs.events("workers", "signal")] == [TERM, INT]
 
 
 @pytest.mark.parametrize(

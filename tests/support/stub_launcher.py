@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     if argv[0] == "child":
         return run_child(argv[1], Path(argv[2]), argv[3:])
     folder = argv[0]
+    launcher._DRAIN_SLACK_S = 0.5  # tests wait for what happens behind it
     here = (sys.executable, __file__, "child")
     programs = launcher.Programs((*here, "workers", folder), (*here, "coordinator", folder))
     return launcher.main(argv[1:], programs)
@@ -59,7 +60,7 @@ def run_child(name: str, folder: Path, argv: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     child.die_with_parent(segment.launcher_pid)
     if mode == "worker":
-        run_worker(record, segment)
+        run_worker(record, segment, folder)
     ports = [socket.socket(fileno=os.dup(fd)).getsockname()[1] for fd in given.fds]
     record(
         "started",
@@ -75,8 +76,8 @@ def run_child(name: str, folder: Path, argv: list[str]) -> int:
             return 0
 
 
-def run_worker(record: Record, segment: Segment) -> None:
-    """Fork a process with a slot and a request in flight that drains for a moment."""
+def run_worker(record: Record, segment: Segment, folder: Path) -> None:
+    """Fork a process with a slot and a request in flight that drains for a moment, or hangs if told so."""
     arbiter = os.getpid()
     if os.fork():
         return
@@ -84,6 +85,8 @@ def run_worker(record: Record, segment: Segment) -> None:
     slot = WorkerSlot.claim(segment)
     InflightRow(segment, slot).add(0)
     record("worker_started", slot=slot.index)
+    if (folder / "worker.hangs").exists():
+        signal.pause()
     signal.sigwait({signal.SIGTERM})
     record("worker_drains")
     time.sleep(0.3)
