@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
+import msgspec
 import orjson
 
 from agent.sim.connection import Connection
@@ -57,8 +58,7 @@ class Settings:
     sends_head_first: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class KeptRequest:
+class KeptRequest(msgspec.Struct, frozen=True):
     """A request as it came, for those who ask later."""
 
     method: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from conf.errors import LlmgwError
 
@@ -22,8 +22,7 @@ class BadRequestError(LlmgwError):
         self.status = status
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """A request as it came.
 
     Attributes:
@@ -82,7 +81,7 @@ class RequestReader:
         Raises:
             BadRequestError: this will never be one.
         """
-        if self._head is None and not self._read_head():
+        if self._head is None and (not self._buffer or not self._read_head()):
             return None
         request = self._head
         assert request is not None

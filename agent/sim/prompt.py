@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import orjson
 from xxhash import xxh3_64_intdigest
 
@@ -24,8 +24,7 @@ VOCABULARY_SIZE = 251
 _AWKWARD = ("🙂", "猫 ", "né ", " éo", ' "a"', "\n\n- ", " \\n ", "\tif ", "ß; ", " </b", "}\n{\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt as the engine sees it.
 
     Attributes:
@@ -48,11 +47,11 @@ def make_prompt(data: bytes, block_size: int, salt: int = 0) -> Prompt:
         salt: prompts with different salts share nothing.
     """
     size = block_size * TOKEN_BYTES
-    block_hash = salt
-    hashes = []
-    for start in range(0, len(data) - size + 1, size):
-        block_hash = xxh3_64_intdigest(data[start : start + size], block_hash)
-        hashes.append(block_hash)
+    link = salt
+    hashes = [
+        link := xxh3_64_intdigest(data[start : start + size], link)
+        for start in range(0, len(data) - size + 1, size)
+    ]
     return Prompt(data, max(1, -(-len(data) // TOKEN_BYTES)), hashes)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.sim.connection import Connection
 from agent.sim.engine import Engine, Work
@@ -22,8 +23,7 @@ _ERROR_EVENT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """What the head of an answer needs to know.
 
     Attributes:
@@ -100,6 +100,7 @@ class WorkReply:
         self.connection = connection
         self.engine = engine
         self.envelope = envelope
+        # Emptied when the answer ends: reply, work and sink would be a cycle, left to the collector.
         self.works: Sequence[Work] = ()
         self._ended = 0
 
@@ -108,6 +109,7 @@ class WorkReply:
         now = time.monotonic()
         for work in self.works:
             self.engine.abort(work, now)
+        self.works = ()
 
     def _is_last(self, work: Work) -> bool:
         """Note a step; whether it is the last (several works may end in one step, and are told in turn)."""
@@ -140,7 +142,9 @@ class BatchReply(WorkReply):
     def on_step(self, work: Work) -> None:
         """Answer once the last work is over."""
         if self._is_last(work):
-            respond(self.connection, 200, self.envelope, self._body(self.usage()))
+            usage = self.usage()
+            self.works = ()
+            respond(self.connection, 200, self.envelope, self._body(usage))
             self.connection.process()
 
 
@@ -171,8 +175,7 @@ class GenerationReply(WorkReply):
         self._is_chunked = FaultKind.EARLY_CLOSE not in faults
         if FaultKind.EARLY_CLOSE in faults:
             self.envelope = Envelope(envelope.request_id, is_keep_alive=False)
-        # Whether a middle token takes the short way.
-        self._is_plain = not faults and not script.generation.with_running_usage
+        self._is_plain = self._is_stream and not faults and script.is_plain
         if self._is_stream and sends_head_first:
             self._send_head()
 
@@ -182,7 +185,12 @@ class GenerationReply(WorkReply):
 
     def on_step(self, work: Work) -> None:
         """Send the events of the first prompt's step."""
-        self.on_part_step(0, work)
+        produced = work.produced
+        if self._is_plain and 1 < produced < work.steps and self.connection.reply is self:
+            # The short way of nearly every token.
+            self.connection.write(self._script.middle_chunk(produced))
+        else:
+            self.on_part_step(0, work)
 
     def on_part_step(self, part: int, work: Work) -> None:
         """Send the events of a step; the end, once all works are over."""
@@ -192,15 +200,8 @@ class GenerationReply(WorkReply):
             if self._is_last(work):
                 self._send_whole()
             return
-        if self._is_plain and not self._is_headless:
-            events = self._script.events(part, work.produced, None)
-            if work.produced < work.steps and len(events) == 1:
-                event = events[0]
-                self.connection.write(b"%x\r\n%b\r\n" % (len(event), event))
-                return
-        else:
-            running = self.usage() if self._script.generation.with_running_usage else None
-            events = self._script.events(part, work.produced, running)
+        running = self.usage() if self._script.generation.with_running_usage else None
+        events = self._script.events(part, work.produced, running)
         if self._is_headless:
             self._send_head()
         is_last = self._is_last(work)
@@ -290,6 +291,7 @@ class GenerationReply(WorkReply):
 
     def _write(self, data: bytes, *, is_last: bool) -> None:
         if is_last:
+            self.works = ()
             self.connection.write(data + b"0\r\n\r\n" if self._is_chunked else data)
             self.connection.finish(time.monotonic(), is_keep_alive=self.envelope.is_keep_alive)
             self.connection.process()
@@ -298,6 +300,7 @@ class GenerationReply(WorkReply):
 
     def _send_whole(self) -> None:
         body = self._script.whole(self.usage())
+        self.works = ()
         faults, connection = self._faults, self.connection
         if not faults:
             respond(connection, 200, self.envelope, body)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from agent.sim.errors import EngineError, invalid_field, prompt_too_long, unknown_model
@@ -54,8 +55,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A request for text.
 
     Attributes:

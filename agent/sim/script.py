@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import orjson
 
-from agent.sim.prompt import TOKEN_BYTES, Vocabulary
+from agent.sim.prompt import TOKEN_BYTES, VOCABULARY_SIZE, Vocabulary
 from agent.sim.requests import Generation, ToolCall
 
 DONE = b"data: [DONE]\n\n"
 _FINGERPRINT = b"llmgw-sim"
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a request."""
 
     prompt: int
@@ -82,11 +82,14 @@ class Script:
         created: wall-clock seconds.
         vocabulary: the engine's words.
         reasoning_tokens: how many tokens of a chat answer are reasoning.
+
+    Attributes:
+        is_plain: every step but the first and the last is one event that differs in its text alone.
     """
 
     __slots__ = (
-        "_call", "_choices", "_ended", "_envelope", "_going_on", "_head", "_id", "_reasoning", "_shape",
-        "_starts", "_words", "created", "generation", "vocabulary",
+        "_call", "_choices", "_chunk_heads", "_chunk_tail", "_ended", "_envelope", "_going_on", "_head",
+        "_id", "_reasoning", "_shape", "_starts", "_words", "created", "generation", "is_plain", "vocabulary",
     )  # fmt: skip
 
     def __init__(
@@ -121,8 +124,17 @@ class Script:
         if self._call is not None:
             reason = b"tool_calls"
         self._ended = shape.ended % reason
+        # Length of a token -> chunk size and everything before the token.
+        self._chunk_heads: dict[int, bytes] = {}
         self._going_on = shape.text_close + shape.going_on + b"]}\n\n"
+        self._chunk_tail = self._going_on + b"\r\n"
         self._head = self._envelope + shape.text_open % 0
+        self.is_plain = (
+            len(self._starts) == 1
+            and self._call is None
+            and not self._reasoning
+            and not generation.with_running_usage
+        )
 
     def answer(self, part: int) -> bytes:
         """Return what will be generated for a prompt's first choice, 4 bytes per token."""
@@ -139,16 +151,6 @@ class Script:
             usage: so far; put into the events if not None.
         """
         generation = self.generation
-        if (
-            self._reasoning < produced < generation.tokens
-            and produced > 1
-            and self._call is None
-            and usage is None
-            and self._choices == 1
-            and not part
-        ):
-            at = (self._starts[0] + produced - 1) % len(self._words)
-            return [self._head + self._words[at] + self._going_on]
         close = b"]}\n\n" if usage is None else b'],"usage":%b}\n\n' % usage.encode()
         choices = range(part * self._choices, (part + 1) * self._choices)
         events = []
@@ -160,6 +162,15 @@ class Script:
         end = self._ended if produced >= generation.tokens else self._shape.going_on
         events += [self._envelope + self._delta(choice, produced) + end + close for choice in choices]
         return events
+
+    def middle_chunk(self, produced: int) -> bytes:
+        """Return the one event of a step between first and last as an HTTP chunk; only if `is_plain`."""
+        word = self._words[(self._starts[0] + produced - 1) % VOCABULARY_SIZE]
+        head = self._chunk_heads.get(len(word))
+        if head is None:
+            length = len(self._head) + len(word) + len(self._going_on)
+            head = self._chunk_heads[len(word)] = b"%x\r\n%b" % (length, self._head)
+        return head + word + self._chunk_tail
 
     def text_event(self, text: bytes) -> bytes:
         """Return an event with any text (already escaped) for the first choice."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
+import selectors
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,7 @@ from agent.sim.prompt import Vocabulary, make_prompt, salt_of
 from agent.sim.requests import render_chat
 from tests.support.processes import Programs
 from tests.support.sim import SimEngine
+from tests.support.tls import self_signed
 from tests.support.wait import wait_until
 
 MESSAGES = [{"role": "user", "content": "Explain how the import statement finds a module."}]
@@ -78,10 +83,13 @@ def get(sim: SimEngine, path: str) -> Answer:
 def raw(sim: SimEngine, body: object, path: str = PATH) -> socket.socket:
     """Send a request and return the socket, its answer unread."""
     data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: sim\r\ncontent-length: {len(data)}\r\n\r\n"
     sock = socket.create_connection((sim.host, sim.port), timeout=20)
-    sock.sendall(
-        b"POST %b HTTP/1.1\r\nhost: sim\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(data), data)
-    )
+    try:
+        sock.sendall(head.encode() + data)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 
@@ -430,9 +438,8 @@ def test_refused_port_opens_again_under_its_number(sim: SimEngine) -> None:
 
 def test_connection_is_reset_when_accepted(sim: SimEngine) -> None:
     sim.fault("reset_accept", count=1)
-    sock = socket.create_connection((sim.host, sim.port), timeout=20)
-    with closing(sock), pytest.raises(ConnectionResetError):
-        sock.recv(1)
+    with pytest.raises((ConnectionResetError, BrokenPipeError)), closing(raw(sim, CHAT)) as sock:
+        read_all(sock)
     assert ask(sim, PATH, CHAT).status == 200
 
 
@@ -649,3 +656,50 @@ def test_reset_forgets_counts_faults_and_prompts(sim: SimEngine) -> None:
 def test_engine_listens_on_ipv6(programs: Programs) -> None:
     sim = SimEngine(programs, host="::1")
     assert ask(sim, PATH, CHAT).status == 200
+
+
+@pytest.mark.parametrize("body", [STREAM, {**CHAT, "pad": "x" * 1_000_000}], ids=["stream", "large"])
+def test_engine_speaks_tls(programs: Programs, tmp_path: Path, body: dict[str, object]) -> None:
+    made = self_signed(tmp_path)
+    sim = SimEngine(programs, "--tls-cert", str(made.cert), "--tls-key", str(made.key))
+    context = ssl.create_default_context(cafile=str(made.cert))
+    with closing(http.client.HTTPSConnection(sim.host, sim.port, timeout=20, context=context)) as connection:
+        for _ in range(2):
+            connection.request("POST", PATH, json.dumps(body))
+            answer = Answer(connection.getresponse())
+            assert answer.chunks() if body.get("stream") else answer.json()
+
+
+def test_client_that_speaks_no_tls_harms_nobody(programs: Programs, tmp_path: Path) -> None:
+    made = self_signed(tmp_path)
+    sim = SimEngine(programs, "--tls-cert", str(made.cert), "--tls-key", str(made.key))
+    with pytest.raises((OSError, http.client.HTTPException)):
+        ask(sim, PATH, CHAT)
+    wait_until(lambda: sim.stats()["connections_open"] == 0)
+
+
+def test_thousand_streams_at_20_ms_are_complete(programs: Programs) -> None:
+    sim = SimEngine(programs, "--itl-ms", "20", "--max-num-seqs", "1000")
+    body = {**STREAM, "max_tokens": 50}
+    socks = [raw(sim, body) for _ in range(1000)]
+    received = dict.fromkeys(socks, b"")
+    with selectors.DefaultSelector() as selector:
+        for sock in socks:
+            selector.register(sock, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(timeout=20)
+            assert ready, "the engine fell silent"
+            for key, _ in ready:
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                data = sock.recv(65536)
+                assert data
+                received[sock] += data
+                if received[sock].endswith(b"\r\n0\r\n\r\n"):
+                    selector.unregister(sock)
+                    sock.close()
+    words = [re.findall(rb'"content":"(.*?)"\}', data) for data in received.values()]
+    assert all(one == words[0] for one in words)
+    assert len(words[0]) == 51
+    stats = sim.stats()
+    assert (stats["completed"], stats["max_running_seen"], stats["blocks_in_use"]) == (1000, 1000, 0)

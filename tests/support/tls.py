@@ -1,0 +1,34 @@
+"""Certificates for tests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A self-signed certificate for 127.0.0.1, ::1 and localhost; trust it as its own authority."""
+
+    cert: Path
+    key: Path
+
+
+def self_signed(directory: Path) -> Certificate:
+    """Make a certificate with the `openssl` program; skips the test where there is none."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl program to make a certificate")
+    made = Certificate(directory / "cert.pem", directory / "key.pem")
+    names = "subjectAltName=IP:127.0.0.1,IP:::1,DNS:localhost"
+    curve = "ec_paramgen_curve:prime256v1"
+    command = f"req -x509 -newkey ec -pkeyopt {curve} -nodes -days 2 -subj /CN=sim -addext {names}"
+    subprocess.run(
+        ["openssl", *command.split(), "-keyout", str(made.key), "-out", str(made.cert)],
+        check=True,
+        capture_output=True,
+    )
+    return made
