@@ -44,6 +44,8 @@ bench: setup  ## what a request and an event cost
 
 docs: setup  ## make the generated pages of docs/ anew
 	@$(PY) -m conf.reference >docs/configuration.md
+	@$(PY) -m coordinator.admin.reference >docs/metrics.md
+	@$(PY) -m coordinator.ctl.reference >docs/ctl.md
 
 wheel: setup  ## build dist/llmgw-*.whl
 	@$(PY) -m pip wheel -q --no-deps --wheel-dir dist .

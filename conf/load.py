@@ -15,7 +15,7 @@ import msgspec
 from conf.binding import Binder
 from conf.check import Breach, check
 from conf.errors import ConfigError, Problem
-from conf.overrides import apply_overrides
+from conf.overrides import ADMIN_VARIABLE, apply_overrides
 from conf.schema import Config, Router, RoutingProfile, Timeouts
 from conf.tree import Mapping, Origin, Scalar, read_yaml
 
@@ -46,6 +46,11 @@ def load(path: Path | None, environ: Environment[str, str] | None = None) -> Con
         # Breaches of rules were found after the rest; overrides have no line and come last.
         raise ConfigError(sorted(dict.fromkeys(problems), key=lambda p: (p.path != name, p.line or 0)))
     return config
+
+
+def admin_url(environ: Environment[str, str] | None = None) -> str | None:
+    """Return the admin listener that `LLMGW_ADMIN` names for llmgw-ctl; None without it."""
+    return (os.environ if environ is None else environ).get(ADMIN_VARIABLE) or None
 
 
 def encode(config: Config) -> bytes:

@@ -17,6 +17,8 @@ from conf.schema import Config
 from conf.tree import Mapping, Node, Origin, Scalar, Sequence, read_yaml
 
 PREFIX = "LLMGW_"
+# Address of the admin listener for llmgw-ctl; no key of the configuration.
+ADMIN_VARIABLE = "LLMGW_ADMIN"
 
 
 class _BadVariableError(Exception):
@@ -26,7 +28,8 @@ class _BadVariableError(Exception):
 def apply_overrides(root: Mapping, environ: Environment[str, str], problems: list[Problem]) -> Mapping:
     """Return `root` with every `LLMGW_` variable of `environ` put in; unknown ones go to `problems`."""
     # Shorter paths first: LLMGW_ENDPOINTS is the list into which LLMGW_ENDPOINTS__0__URL reaches.
-    names = sorted((n for n in environ if n.startswith(PREFIX)), key=lambda n: (n.count("__"), n))
+    ours = (name for name in environ if name.startswith(PREFIX) and name != ADMIN_VARIABLE)
+    names = sorted(ours, key=lambda n: (n.count("__"), n))
     for name in names:
         origin = Origin("environment", None, name)
         parts = name.removeprefix(PREFIX).split("__")

@@ -82,10 +82,11 @@ class Coordinator:
             segment,
             self._scrapers,
             clock=time.monotonic,
+            pause=lambda: gevent.sleep(0),
             instance=conf_log.instance_name(config.instance),
         )
         listeners = inherited(fds) if fds else [open_listener(parse_listen(config.admin_listen))]
-        self._server = AdminServer(listeners, make_app(fleet, pause=lambda: gevent.sleep(0)))
+        self._server = AdminServer(listeners, make_app(fleet))
 
     def run(self, generation: int) -> int:
         """Work until told to stop; return the exit code.

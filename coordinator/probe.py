@@ -6,24 +6,18 @@ Rules:
     - A deadline bounds the whole answer, not the pause between two bytes: an engine that drips does not hold.
     - An answer is read up to a limit; nobody's /metrics can fill our memory.
     - Redirects are not followed: an engine that sends us elsewhere does not serve.
+
+http.client and not urllib3: 16 endpoints are asked 16 questions a second for ever, and urllib3 takes 320 µs
+for one where this takes 120.
 """
 
 from __future__ import annotations
 
-import errno
+import http.client
 import ssl
 from urllib.parse import urlsplit
 
 import gevent
-import urllib3
-from urllib3.exceptions import (
-    HTTPError,
-    InsecureRequestWarning,
-    NewConnectionError,
-    SSLError,
-    TimeoutError,
-)
-from urllib3.util.ssl_ import create_urllib3_context
 
 from conf.version import __version__
 from coordinator.core.look import Answer, Failure, Reply
@@ -47,16 +41,8 @@ class TlsContexts:
         """
         context = self._made.get((ca, verify))
         if context is None:
-            context = create_urllib3_context()
-            if verify:
-                context.verify_mode = ssl.CERT_REQUIRED
-                if ca is None:
-                    context.load_default_certs()
-                else:
-                    context.load_verify_locations(ca)
-            else:
-                # The operator said so; a warning per request would say it again and again.
-                urllib3.disable_warnings(InsecureRequestWarning)
+            context = ssl.create_default_context(cafile=ca)
+            if not verify:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
             self._made[ca, verify] = context
@@ -85,77 +71,63 @@ class Probe:
         self._headers = {"user-agent": f"llmgw/{__version__}"}
         if record.api_key:
             self._headers["authorization"] = f"Bearer {record.api_key}"
-        self._pool: urllib3.HTTPConnectionPool | None = None
-        self._has_spoken = False  # the kept connection has carried an answer
+        self._connection: http.client.HTTPConnection | None = None  # None, or at rest between two answers
 
     def ask(self, path: str) -> Reply:
         """GET a path below the endpoint's address. Switches greenlets; returns within the deadline."""
-        reply: Reply = Failure.TIMEOUT
         with gevent.Timeout(self._timeout_s, False):
-            reply = self._ask(path)
-            if reply is Failure.BROKEN and self._has_spoken:
-                self._has_spoken = False
+            if self._connection is not None:
                 reply = self._ask(path)
-        self._has_spoken = isinstance(reply, Answer)
-        return reply
+                if reply is not Failure.BROKEN:
+                    return reply
+            return self._ask(path)
+        return Failure.TIMEOUT
 
     def close(self) -> None:
         """Close the connection. The next question would open a new one."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _ask(self, path: str) -> Reply:
+        connection, self._connection = self._connection, None
+        is_at_rest = False
         try:
-            if self._pool is None:
-                self._pool = self._open()
-            response = self._pool.urlopen(
-                "GET",
-                self._base_path + path,
-                headers=self._headers,
-                retries=False,
-                redirect=False,
-                timeout=None,  # the deadline is ours
-                preload_content=False,
-                decode_content=False,
-            )
-            with response:  # closes what was not read to its end
+            if connection is None:
+                connection = self._open()
+            connection.request("GET", self._base_path + path, headers=self._headers)
+            with connection.getresponse() as response:
                 body = response.read(MAX_ANSWER_BYTES + 1)
                 if len(body) > MAX_ANSWER_BYTES:
                     return Failure.TOO_LARGE
-                response.release_conn()
-            return Answer(response.status, body)
-        except NewConnectionError as exc:  # its cause is the socket's error, or that of the name's look-up
-            return _failure_to_connect(exc.__cause__)
-        except SSLError:
+                if response.length:  # read(n) does not tell that the end is missing
+                    return Failure.BROKEN
+                is_at_rest = not response.will_close
+                return Answer(response.status, body)
+        except ConnectionRefusedError:
+            return Failure.REFUSED
+        except ssl.SSLError:
             return Failure.TLS
         except TimeoutError:  # the kernel's, for want of an answer to SYN
             return Failure.TIMEOUT
-        except HTTPError:
+        except (ConnectionError, http.client.HTTPException):
             return Failure.BROKEN
-        except OSError:  # the authority's file, which is read with the first question
-            return Failure.TLS
+        except (OSError, UnicodeError):  # no route, no such name, a name that cannot be one
+            return Failure.UNREACHABLE
+        finally:
+            # Also where the deadline, or the end of this greenlet, comes in between.
+            if is_at_rest:
+                self._connection = connection
+            elif connection is not None:
+                connection.close()
 
-    def _open(self) -> urllib3.HTTPConnectionPool:
-        record = self._record
-        if not record.url.lower().startswith("https:"):
-            return urllib3.connection_from_url(record.url, maxsize=1)
-        context = self._contexts.get(record.tls_ca, verify=record.tls_verify)
-        return urllib3.connection_from_url(
-            record.url,
-            maxsize=1,
-            ssl_context=context,
-            assert_hostname=None if record.tls_verify else False,
-            cert_reqs="CERT_REQUIRED" if record.tls_verify else "CERT_NONE",
-        )
-
-
-def _failure_to_connect(cause: BaseException | None) -> Failure:
-    if isinstance(cause, ssl.SSLError):
-        return Failure.TLS
-    number = cause.errno if isinstance(cause, OSError) else None
-    if number == errno.ECONNREFUSED:
-        return Failure.REFUSED
-    if number in (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED):
-        return Failure.BROKEN
-    return Failure.UNREACHABLE
+    def _open(self) -> http.client.HTTPConnection:
+        url = urlsplit(self._record.url)
+        host = url.hostname or ""
+        if url.scheme != "https":
+            return http.client.HTTPConnection(host, url.port)
+        try:
+            context = self._contexts.get(self._record.tls_ca, verify=self._record.tls_verify)
+        except OSError as exc:
+            raise ssl.SSLError(f"{self._record.tls_ca}: {exc.strerror}") from exc
+        return http.client.HTTPSConnection(host, url.port, context=context)

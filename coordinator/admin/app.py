@@ -48,22 +48,19 @@ class Page:
         resp.data = self._make()
 
 
-def make_app(fleet: Fleet, *, pause: Callable[[], None]) -> falcon.App[falcon.Request, falcon.Response]:
+def make_app(fleet: Fleet) -> falcon.App[falcon.Request, falcon.Response]:
     """Return the WSGI application.
 
     Args:
         fleet: what to show.
-        pause: lets other greenlets run; called while long pages are made.
     """
-    collector = exposition.InstanceCollector(fleet)
+    page = exposition.Exposition(fleet).page
 
     def json(make: Callable[[], View]) -> Page:
         return Page(falcon.MEDIA_JSON, lambda: _encode(make()))
 
     app = falcon.App()
-    app.add_route(
-        "/metrics", Page(exposition.CONTENT_TYPE, lambda: exposition.render(collector, pause=pause))
-    )
+    app.add_route("/metrics", Page(exposition.CONTENT_TYPE, page))
     app.add_route("/healthz", json(HealthView))
     app.add_route("/api/v1/status", json(fleet.status))
     app.add_route("/api/v1/endpoints", json(lambda: EndpointsView(endpoints=fleet.endpoints())))
