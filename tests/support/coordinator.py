@@ -54,9 +54,15 @@ class RunningCoordinator:
         self.publish(config)
         self.start()
 
-    def start(self) -> None:
-        """Start it, also again on the same segment, and wait until it serves."""
-        self.program: Program = self._programs.start("coordinator", "--segment", str(self.segment.directory))
+    def start(self, *arguments: str, pass_fds: Sequence[int] = ()) -> None:
+        """Start it, also again on the same segment, and wait until it serves.
+
+        Args:
+            arguments: further ones.
+            pass_fds: file descriptors that it inherits.
+        """
+        whole = ("--segment", str(self.segment.directory), *arguments)
+        self.program: Program = self._programs.start("coordinator", *whole, pass_fds=pass_fds)
         line = self.program.wait_for_output(r'^\{.*"event":"coordinator_started".*\}$')
         self.admin_url = f"http://{json.loads(line[0])['admin_listen'][0]}"
 

@@ -42,7 +42,15 @@ class Program:
         log: file with standard output and standard error, interleaved.
     """
 
-    def __init__(self, argv: Sequence[str], log: Path, *, env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         self.argv = tuple(argv)
         self.log = log
         with log.open("wb") as output:
@@ -54,6 +62,7 @@ class Program:
                 env=dict(env),
                 cwd=cwd,
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
         self.pid = self._popen.pid
 
@@ -130,20 +139,29 @@ class Programs:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Program:
         """Start `program` (gateway, coordinator, sim, ...) of this checkout with the tests' interpreter.
 
         Args:
             env: added to the tests' own environment.
+            pass_fds: file descriptors that it inherits.
         """
-        return self.start_command([sys.executable, str(BOOT), program, *arguments], env=env, cwd=cwd)
+        argv = [sys.executable, str(BOOT), program, *arguments]
+        return self.start_command(argv, env=env, cwd=cwd, pass_fds=pass_fds)
 
     def start_command(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Program:
         """Start any command under the same care."""
         log = self._directory / f"program-{len(self._started)}.log"
-        started = Program(argv, log, env={**os.environ, **(env or {})}, cwd=cwd or self._directory)
+        whole_env = {**os.environ, **(env or {})}
+        started = Program(argv, log, env=whole_env, cwd=cwd or self._directory, pass_fds=pass_fds)
         self._started.append(started)
         return started
 
