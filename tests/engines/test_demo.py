@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ class Demo:
 
     def __init__(self, folder: Path, *arguments: str, stdin: int = subprocess.PIPE) -> None:
         self.log = folder / "output"
+        self._segment_file = folder / "demo" / "state" / "segment"  # gone once the gateway was stopped well
         self._mark = secrets.token_hex(8)
         command = [sys.executable, "-m", "bin.engines.demo", "--folder", str(folder / "demo"), *arguments]
         with self.log.open("wb") as output:
@@ -83,6 +85,8 @@ class Demo:
                 process.kill()
             if self.process.stdin is not None:
                 self.process.stdin.close()
+            if self._segment_file.exists():
+                shutil.rmtree(self._segment_file.read_text().strip(), ignore_errors=True)
 
 
 @pytest.fixture
