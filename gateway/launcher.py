@@ -313,9 +313,11 @@ class Launcher:
         """Send ever stronger signals until no process is left; a stop signal skips to the next."""
         for number, patience_s in stages:
             deadline = time.monotonic() + patience_s
-            for pid in pids():
-                _kill(pid, number)
-            while pids():
+            told: set[int] = set()
+            while alive := pids():
+                for pid in alive - told:  # new ones come in when an arbiter dies and leaves its workers
+                    _kill(pid, number)
+                told |= alive
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     LOG.warning("stop_took_too_long", extra={"signal": number.name, "patience_s": patience_s})

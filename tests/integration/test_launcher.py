@@ -163,6 +163,19 @@ def test_workers_deaf_to_every_signal_are_killed_when_told_three_times(stubs: St
     assert [line["exit"] for line in stubs.lines("child_stopped")] == ["signal SIGKILL", "code 0"]
 
 
+def test_workers_that_a_killed_arbiter_leaves_at_the_end_are_killed_as_well(stubs: Stubs):
+    stubs.mode("workers", "deaf_worker")
+    (stubs.folder / "worker.hangs").touch()
+    launcher = stubs.start()
+    stubs.wait_for("workers", "worker_started")
+    for count in (1, 2):
+        launcher.signal(TERM)
+        stubs.wait_for("workers", "signal", count)
+    launcher.signal(TERM)
+    assert launcher.wait() == 0
+    assert launcher.processes() == []
+
+
 def test_a_dead_child_is_started_again_on_the_same_segment_and_listener(stubs: Stubs):
     stubs.start()
     for child in ("coordinator", "workers"):

@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from shm.inflight import InflightSums
+from shm.layout import FixedSlot, SlotState
 from shm.rows import slots_in_use
 from shm.segment import Segment
 from tests.support.gateway import Gateway, Gateways, endpoint
@@ -162,26 +163,39 @@ class Scene:
         wait_until(lambda: self.inflight() == count, 10, lambda: f"{self.inflight()} in flight, not {count}")
         assert time.monotonic() - began < COUNTS_BACK_S
 
-    @property
-    def arbiter(self) -> psutil.Process:
-        """The child that has children: draining workers of a dead arbiter are the launcher's as well."""
-        return next(
-            p for p in self.gateway.processes("workers") if p.ppid() == self.gateway.pid and p.children()
-        )
+    def owners(self) -> dict[str, list[psutil.Process]]:
+        """Return who signs the segment's slots: `worker` (those that serve), `arbiter`, ...
 
-    def has_another_arbiter(self, old: psutil.Process) -> bool:
-        """Tell whether the launcher has started a successor that has workers."""
-        own = [p for p in self.gateway.processes("workers") if p.ppid() == self.gateway.pid and p != old]
-        return any(process.children() for process in own)
+        Read there and not from the process table, whose entries vanish while one looks at them.
+        """
+        found: dict[str, list[psutil.Process]] = {
+            "worker": [],
+            "coordinator": [],
+            "launcher": [],
+            "arbiter": [],
+        }
+        segment = Segment.attach(self.gateway.segment)
+        try:
+            width = segment.layout.sizes.worker_slots
+            for view in slots_in_use(segment):
+                is_worker = view.slot < width
+                kind = "worker" if is_worker else FixedSlot(view.slot - width).name.lower()
+                if psutil.pid_exists(view.pid) and (not is_worker or view.state is SlotState.SERVING):
+                    found[kind].append(psutil.Process(view.pid))
+        finally:
+            segment.close()
+        return found
 
     @property
     def workers(self) -> list[psutil.Process]:
-        return self.arbiter.children()
+        return self.owners()["worker"]
 
-    @property
-    def coordinator(self) -> psutil.Process:
-        (found,) = self.gateway.processes("coordinator")
-        return found
+    def only(self, kind: str) -> psutil.Process:
+        """Return the process of a kind of which there is one, waiting for it if need be."""
+        return wait_until(lambda: self.owners()[kind], 20, kind)[0]
+
+    def wait_for_another(self, kind: str, old: psutil.Process) -> None:
+        wait_until(lambda: self.owners()[kind] not in ([], [old]), 20, f"another {kind}")
 
     def idle(self) -> None:
         """Wait until nothing is counted and the engine holds nothing."""
@@ -210,9 +224,8 @@ def test_a_killed_worker_costs_its_own_streams_only_and_its_counts_come_back(sce
     with Traffic(scene.gateway.url).running() as traffic:
         traffic.goes_on()
     streams = scene.streams(16, seconds=3)
-    victim, survivor = scene.workers
     carried = scene.inflight_by_pid()
-    assert carried[victim.pid], "no stream on the worker to be killed: the test shows nothing"
+    survivor, victim = sorted(scene.workers, key=lambda worker: carried[worker.pid])
     requests_before = scene.gateway.metric("llmgw_requests_total")
     kill(victim)
     scene.inflight_is(carried[survivor.pid])
@@ -229,7 +242,7 @@ def test_a_killed_worker_costs_its_own_streams_only_and_its_counts_come_back(sce
 
 def test_counts_of_a_killed_worker_come_back_within_a_second_even_without_a_coordinator(scene: Scene):
     streams = scene.streams(12, seconds=30)
-    for process in (scene.coordinator, *scene.workers):
+    for process in (scene.only("coordinator"), *scene.workers):
         kill(process)
     scene.inflight_is(0)
     assert not any(stream.is_served() for stream in streams)
@@ -241,7 +254,7 @@ def test_a_killed_coordinator_is_not_noticed_by_clients_and_loses_no_count(scene
     streams = scene.streams(8, seconds=3)
     with Traffic(scene.gateway.url).running() as traffic:
         for _ in range(2):
-            old = scene.coordinator
+            old = scene.only("coordinator")
             segment = scene.gateway.segment
             kill(old)
             traffic.goes_on()
@@ -259,9 +272,10 @@ def test_a_killed_coordinator_is_not_noticed_by_clients_and_loses_no_count(scene
 
 def test_workers_of_a_killed_arbiter_finish_their_streams_while_new_ones_serve(scene: Scene):
     streams = scene.streams(8, seconds=4)
-    old = [scene.arbiter, *scene.workers]
+    arbiter = scene.only("arbiter")
+    old = [arbiter, *scene.workers]
     with Traffic(scene.gateway.url).running() as traffic:
-        kill(scene.arbiter)
+        kill(arbiter)
         traffic.goes_on()
     assert traffic.failures == []
     assert all(stream.is_served() for stream in streams)
@@ -272,9 +286,10 @@ def test_workers_of_a_killed_arbiter_finish_their_streams_while_new_ones_serve(s
 
 def test_a_stop_after_the_arbiter_was_killed_lets_its_streams_finish(scene: Scene):
     streams = scene.streams(6, seconds=3)
-    old = scene.arbiter
+    old = scene.only("arbiter")
     kill(old)
-    wait_until(lambda: scene.has_another_arbiter(old) and len(scene.workers) == 2, 10, "a new arbiter")
+    scene.wait_for_another("arbiter", old)
+    wait_until(lambda: len(scene.workers) == 2, 10, "its workers")
     scene.gateway.program.signal(signal.SIGTERM)
     assert all(stream.is_served() for stream in streams)
     assert scene.gateway.program.wait() == 0

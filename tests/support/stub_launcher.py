@@ -4,7 +4,8 @@ Run as a program: `stub_launcher.py FOLDER --config FILE` is the launcher, `stub
 --segment DIR --fds N,N` a child. A child appends a line of JSON per event to FOLDER/NAME.events, and behaves
 as FOLDER/NAME.mode says: `run` (default; ends on SIGTERM), `stubborn` (ends on SIGINT only), `deaf` (on
 SIGKILL only), `cannot_boot` (exit code 3), `crash` (exit code 1), `worker` (forks a process that holds a
-worker slot with one request in flight and ends 0.3 s after its SIGTERM).
+worker slot with one request in flight and ends 0.3 s after its SIGTERM), `deaf_worker` (`deaf`,
+with such a worker).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def run_child(name: str, folder: Path, argv: list[str]) -> int:
     numbers = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     child.die_with_parent(segment.launcher_pid)
-    if mode == "worker":
+    if mode in ("worker", "deaf_worker"):
         run_worker(record, segment, folder)
     ports = [socket.socket(fileno=os.dup(fd)).getsockname()[1] for fd in given.fds]
     record(
@@ -68,7 +69,7 @@ def run_child(name: str, folder: Path, argv: list[str]) -> int:
         ports=ports,
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
-    wanted = {"stubborn": {signal.SIGINT}, "deaf": set()}.get(mode, numbers)
+    wanted = {"stubborn": {signal.SIGINT}, "deaf": set(), "deaf_worker": set()}.get(mode, numbers)
     while True:
         number = signal.sigwait(numbers)
         record("signal", number=number, phase=int(segment.phase), generation=segment.config_generation)
