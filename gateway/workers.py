@@ -42,7 +42,7 @@ from shm.endpoints import EndpointTable  # noqa: E402
 from shm.inflight import InflightRow, InflightSums  # noqa: E402
 from shm.layout import FixedSlot, Phase, SlotState  # noqa: E402
 from shm.marks import CooldownMarks  # noqa: E402
-from shm.metrics import Counter, MetricsRow  # noqa: E402
+from shm.metrics import MetricsRow  # noqa: E402
 from shm.rows import WorkerSlot, reap_dead  # noqa: E402
 from shm.segment import Segment, SegmentMismatch  # noqa: E402
 
@@ -112,7 +112,8 @@ class GatewayWorker(GeventWorker):
         gc.set_threshold(20_000, 20, 100)
         self.slot.set_state(SlotState.SERVING)
         _log.info("worker_serving", extra={"slot": self.slot.index})
-        while self.alive and self._is_parent_alive():
+        # The phase is looked at as well: a SIGTERM between the fork and gunicorn's set-up of signals gets lost.
+        while self.alive and self.segment.phase is Phase.RUNNING and self._is_parent_alive():
             self._tick()
             gevent.sleep(TICK_S)
         self._drain(servers)
@@ -219,11 +220,13 @@ class _RoutedLogger(Logger):
 class Workers(BaseApplication):
     """gunicorn, told everything by the launcher's configuration and nothing by files or environment."""
 
-    def __init__(self, segment: Segment, config: Config, fds: tuple[int, ...], restarts: Counter) -> None:
+    def __init__(self, segment: Segment, config: Config, fds: tuple[int, ...], row: MetricsRow) -> None:
         self._segment = segment
         self._config = config
         self._fds = fds
-        self._restarts = restarts
+        self._restarts = row.counter(definitions.PROCESS_RESTARTS, ("worker",))
+        self._reaped = row.counter(definitions.SLOTS_REAPED)
+        self._returned = row.counter(definitions.INFLIGHT_RETURNED)
         super().__init__()
 
     def load_config(self) -> None:
@@ -252,6 +255,8 @@ class Workers(BaseApplication):
         if self._segment.phase is Phase.RUNNING:
             self._restarts.inc()
         for slot in reap_dead(self._segment):
+            self._reaped.inc()
+            self._returned.inc(slot.inflight_returned)
             _log.warning(
                 "worker_reaped", extra={"slot": slot.slot, "pid": slot.pid, "inflight": slot.inflight_returned}
             )
@@ -268,7 +273,10 @@ def main(argv: list[str]) -> int:
     die_with_parent(segment.launcher_pid)
     config = decode(segment.read_config())
     log.setup("workers", config.log, config.instance)
-    arbiter_slot = WorkerSlot.claim_fixed(segment, FixedSlot.ARBITER)
-    restarts = MetricsRow(segment, arbiter_slot).counter(definitions.PROCESS_RESTARTS, ("worker",))
-    Workers(segment, config, args.fds, restarts).run()
+    slot = WorkerSlot.claim_fixed(segment, FixedSlot.ARBITER)
+    slot.set_state(SlotState.SERVING)
+    try:
+        Workers(segment, config, args.fds, MetricsRow(segment, slot)).run()
+    finally:
+        slot.release()
     return 0
