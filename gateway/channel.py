@@ -32,6 +32,8 @@ TIMEOUT = 16
 """The deadline that the sweep watches has passed."""
 DRAIN = 32
 """The worker drains: idle connections close."""
+ADMITTED = 64
+"""The coordinator has answered a waiting request."""
 
 _PlainSocket: type[_socket_module.socket] = monkey.get_original("socket", "socket")
 

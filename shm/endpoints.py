@@ -17,16 +17,17 @@ publisher reads the old table first, so that an endpoint keeps its slot, and wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
 
 from conf.errors import LlmgwError
 from shm.inflight import InflightSums
-from shm.layout import StatField
+from shm.layout import LANES, POOLS, StatField
 from shm.marks import CooldownMarks
 from shm.segment import Segment, SegmentMismatch
 
@@ -68,9 +69,13 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
         tls_ca: path of a CA bundle for https; None: the system's.
         tls_verify: whether the engine's certificate is checked.
         weight: share relative to other endpoints of the model.
+        pool_slot: number of its pool, lane: of its (pool, model); see shm.bands. `UNASSIGNED` until published.
+        batch_capacity: requests it runs at once, as configured; 0: to be learned.
     """
 
     slot: int = UNASSIGNED
+    pool_slot: int = UNASSIGNED
+    lane: int = UNASSIGNED
     id: str
     model: str
     url: str
@@ -81,6 +86,7 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     tls_ca: str | None = None
     tls_verify: bool = True
     weight: float = 1.0
+    batch_capacity: int = 0
 
     def __repr__(self) -> str:
         """Show what tells endpoints apart, and never the key."""
@@ -104,6 +110,7 @@ class EndpointStats:
     block_size: int = 0
     num_blocks: int = 0
     drain_rate: float = 0.0
+    batch_capacity: int = 0
 
 
 _decode_records = msgspec.msgpack.Decoder(tuple[EndpointRecord, ...]).decode
@@ -158,7 +165,21 @@ class EndpointPublisher:
                     )
                 self.set_stats(slot, EndpointStats())
             slots[record.id] = slot
-        self.records = tuple(msgspec.structs.replace(record, slot=slots[record.id]) for record in wanted)
+        pools = _numbers({record.pool: record.pool_slot for record in self.records}, [r.pool for r in wanted], POOLS)
+        lanes = _numbers(
+            {(record.pool, record.model): record.lane for record in self.records},
+            [(r.pool, r.model) for r in wanted],
+            LANES,
+        )
+        self.records = tuple(
+            msgspec.structs.replace(
+                record,
+                slot=slots[record.id],
+                pool_slot=pools[record.pool],
+                lane=lanes[record.pool, record.model],
+            )
+            for record in wanted
+        )
         self._slots = slots
         self._segment.publish_endpoints(msgspec.msgpack.encode(self.records))
         return self.records
@@ -182,10 +203,34 @@ class EndpointPublisher:
         cells[at + StatField.BLOCK_SIZE * width] = stats.block_size
         cells[at + StatField.NUM_BLOCKS * width] = stats.num_blocks
         cells[at + StatField.DRAIN_RATE * width] = stats.drain_rate
+        cells[at + StatField.BATCH_CAPACITY * width] = stats.batch_capacity
         self._i64[seq_at] = odd + 1
 
     def _is_clean(self, slot: int, now: float) -> bool:
         return self._inflight.of(slot) == 0 and self._marks.until(slot) <= now
+
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+def _numbers(old: dict[_Name, int], wanted: Iterable[_Name], limit: int) -> dict[_Name, int]:
+    """Number pools or lanes: known ones keep their number, and none is given away in the call that frees it.
+
+    Raises:
+        EndpointTableFull: more of them than the segment has room for.
+    """
+    taken = set(old.values())
+    free = (number for number in range(limit) if number not in taken)
+    numbers: dict[_Name, int] = {}
+    for name in wanted:
+        if name not in numbers:
+            number = old.get(name)
+            if number is None:
+                number = next(free, None)
+            if number is None:
+                raise EndpointTableFull(f"more than {limit} pools, or pairs of a pool and a model: no room for {name!r}")
+            numbers[name] = number
+    return numbers
 
 
 class EndpointTable:
@@ -297,4 +342,5 @@ class EndpointTable:
             block_size=int(values[StatField.BLOCK_SIZE]),
             num_blocks=int(values[StatField.NUM_BLOCKS]),
             drain_rate=values[StatField.DRAIN_RATE],
+            batch_capacity=int(values[StatField.BATCH_CAPACITY]),
         )

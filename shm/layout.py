@@ -16,6 +16,11 @@ Rules of this file
     marks        [endpoint_slot][worker_slot] f64     the holder of the worker slot's lock
     stats        [stat field][endpoint_slot] f64      coordinator
     stats_seq    [endpoint_slot] int64                coordinator (odd: a row of `stats` is being written)
+    leases       [pool][slot] int64                   the holder of the slot's lock
+    pending      [lane][slot] int64                   the holder of the slot's lock
+    waiters      [lane][band][worker_slot] int64      the holder of the worker slot's lock
+    pool_caps    [pool] int64                         coordinator
+    remote       see shm.bands                        coordinator
     metrics      [slot][metric_cells]                 the holder of the slot's lock
 
 Slots 0 .. worker_slots-1 belong to workers; behind them stands one per `FixedSlot` (coordinator, launcher,
@@ -29,13 +34,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"llmgwSEG", "little")
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 CELL_BYTES = 8
 LINE_CELLS = 8  # one cache line
 SLOT_CELLS = LINE_CELLS
 HEADER_CELLS = 64
 STAT_FIELDS = 16
+POOLS = 64
+LANES = 256  # (pool, model)
+BANDS = 8
 
 
 class Header(IntEnum):
@@ -100,6 +108,9 @@ class StatField(IntEnum):
     BLOCK_SIZE = 7  # tokens per KV block; 0: unknown
     NUM_BLOCKS = 8  # KV blocks; 0: unknown
     DRAIN_RATE = 9  # finished requests per second, smoothed; 0: unknown
+    BATCH_CAPACITY = 10  # requests: high-water mark of observed running; 0: unknown
+    REMOTE_INFLIGHT = 11  # requests that other instances have under way there
+    STUCK_SINCE = 12  # monotonic seconds since which no request has made progress there; 0: none is stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +171,12 @@ class Layout:
     marks: Region
     stats: Region
     stats_seq: Region
+    leases: Region
+    pending: Region
+    waiters: Region
+    pool_caps: Region
+    remote_leases: Region
+    remote_waiters: Region
     metrics: Region
     total_bytes: int
 
@@ -183,6 +200,12 @@ class Layout:
             marks=region(pairs),
             stats=region(STAT_FIELDS * sizes.endpoint_slots),
             stats_seq=region(sizes.endpoint_slots),
+            leases=region(POOLS * sizes.total_slots),
+            pending=region(LANES * sizes.total_slots),
+            waiters=region(LANES * BANDS * sizes.worker_slots),
+            pool_caps=region(POOLS),
+            remote_leases=region(POOLS),
+            remote_waiters=region(LANES * BANDS),
             metrics=region(sizes.total_slots * sizes.metric_cells),
             total_bytes=at * CELL_BYTES,
         )

@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 
 from conf.errors import LlmgwError
-from shm.layout import FixedSlot, SlotField, SlotState
+from shm.layout import FixedSlot, Region, SlotField, SlotState
 from shm.metrics import zero_gauges
 from shm.segment import SEGMENT_FILE, Segment
 
@@ -227,8 +227,17 @@ def _zero(segment: Segment, slot: int) -> int:
         for cell in range(layout.marks.start + slot, layout.marks.end, stride):
             if cells[cell]:
                 cells[cell] = 0
+        _zero_column(cells, layout.waiters, slot, stride)
+    _zero_column(cells, layout.leases, slot, layout.sizes.total_slots)
+    _zero_column(cells, layout.pending, slot, layout.sizes.total_slots)
     zero_gauges(segment, slot)
     return returned
+
+
+def _zero_column(cells: memoryview[int], region: Region, slot: int, stride: int) -> None:
+    for cell in range(region.start + slot, region.end, stride):
+        if cells[cell]:
+            cells[cell] = 0
 
 
 def _open_locks(segment: Segment) -> int:
