@@ -14,12 +14,12 @@ comes. A body that the engine does not finish is not finished here either.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from enum import Enum
+from time import monotonic
 from typing import NamedTuple
 
-from gateway.channel import UPSTREAM
+from gateway.channel import NO_ROOM_TO_WRITE, NOTHING_TO_READ, UPSTREAM
 from gateway.connection import FOREVER, ClientConnection
 from gateway.core import errors
 from gateway.core.framing import BodyFraming, ChunkedDecoder, ChunkError, FramingKind, encode_chunk, whole_chunks
@@ -80,6 +80,7 @@ class Relay:
         "_engine",
         "_finish_with",
         "_head",
+        "_is_aligned",
         "_last_at",
         "_missing",
         "_on_data",
@@ -131,8 +132,8 @@ class Relay:
         self._client = connection.channel
         self._upstream = upstream
         self._engine = upstream.channel
-        self._recv = upstream.channel.recv_or_none
-        self._send = connection.channel.send_some
+        self._recv = upstream.channel.sock.recv
+        self._send = connection.channel.sock.send
         self._head = head
         self._deadlines = deadlines
         self._sse = sse
@@ -141,8 +142,9 @@ class Relay:
         self._backlog: list[bytes | memoryview] = []
         self._stalled_at = 0.0
         self._finish_with: RelayEnd | None = None
-        self._last_at = self._pinged_at = time.monotonic()
+        self._last_at = self._pinged_at = monotonic()
         self._decoder: ChunkedDecoder | None = None
+        self._is_aligned = client_http11  # between chunks, so that whole ones may pass as they are
         self._missing = 0
         self._on_data: Callable[[bytes], None]
         if framing.kind is FramingKind.CHUNKED:
@@ -190,15 +192,18 @@ class Relay:
     # The engine's side. These run in the hub; no switch.
 
     def _on_engine_readable(self) -> None:
+        # The socket's own methods, not the channel's: this runs for every event.
         try:
             data = self._recv(READ_BYTES)
+        except NOTHING_TO_READ:
+            return
         except OSError:
             self._break_off(RelayEnd.UPSTREAM_BROKE)
             return
         if data:
-            self._last_at = time.monotonic()
+            self._last_at = monotonic()
             self._take(data)
-        elif data is not None:
+        else:
             self._end_of_file()
 
     def _take(self, data: bytes) -> None:
@@ -213,20 +218,21 @@ class Relay:
             self._break_off(RelayEnd.FAILED)
 
     def _chunked_events(self, data: bytes) -> None:
-        sse, decoder = self._sse, self._decoder
+        sse = self._sse
         assert sse is not None
-        assert decoder is not None
-        if decoder.is_between_chunks and self.client_http11:
+        if self._is_aligned:
             payload = whole_chunks(data)
             if payload is not None:
                 events = sse.feed(payload)
                 if events is payload:
                     self._push(data)
-                    return
-                if events:
+                elif events:
                     self._push_event_bytes(events)
                 return
+        decoder = self._decoder
+        assert decoder is not None
         events = sse.feed(decoder.feed(data))
+        self._is_aligned = self.client_http11 and decoder.is_between_chunks
         if decoder.done:
             events += sse.finish()
         if events:
@@ -312,6 +318,8 @@ class Relay:
             return
         try:
             sent = self._send(data)
+        except NO_ROOM_TO_WRITE:
+            sent = 0
         except OSError:
             self._on_client_gone()
             return
@@ -325,10 +333,10 @@ class Relay:
 
     def _on_client_writable(self) -> None:
         backlog = self._backlog
-        now = time.monotonic()
+        now = monotonic()
         try:
             while backlog:
-                sent = self._send(backlog[0])
+                sent = self._client.send_some(backlog[0])
                 if sent:
                     self._stalled_at = now
                 if sent < len(backlog[0]):
