@@ -147,15 +147,18 @@ class HttpServer:
             return
         connection = exchange.connection
         exchange.status = int(local.status[:3])
-        if connection.gone:
+        try:
+            if not connection.gone:
+                self._discard_body(connection, head)
+                connection.send(self._local_bytes(exchange, local, body))
+        finally:
             self._accountant.finish(exchange)
-            return
+
+    def _discard_body(self, connection: ClientConnection, head: RequestHead) -> None:
         try:
             connection.discard_body(head)
-        except errors.SlowBody:
+        except (errors.SlowBody, errors.ShuttingDown):
             connection.close_after = True
-        connection.send(self._local_bytes(exchange, local, body))
-        self._accountant.finish(exchange)
 
     def _local_bytes(self, exchange: Exchange, local: _LocalResponse, body: bytes) -> bytes:
         head, connection = exchange.head, exchange.connection
@@ -176,7 +179,8 @@ class HttpServer:
         head = exchange.head
         path = head.path
         environ = self._environ.copy()
-        environ["REQUEST_METHOD"] = head.method
+        # HEAD is answered as GET; its body is left out when it is written.
+        environ["REQUEST_METHOD"] = "GET" if head.method == "HEAD" else head.method
         environ["PATH_INFO"] = unquote_to_bytes(path).decode("latin-1") if "%" in path else path
         environ["QUERY_STRING"] = head.query
         environ[EXCHANGE_KEY] = exchange

@@ -241,7 +241,9 @@ class Workers(BaseApplication):
             "logger_class": _RoutedLogger,
             "control_socket_disable": True,
             "header_map": "drop",
-            "http_parser": "fast",
+            # The careful one of the two parsers; `gateway.connection` itself uses the quick one.
+            "http_parser": "python",
+            "limit_request_line": 8190,
             "worker_tmp_dir": "/dev/shm",
             "child_exit": self._give_back,
         }.items():
