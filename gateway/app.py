@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _RELAYED_PATH = re.compile(r"/v1(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 """Paths that may go to an engine: no dot segments, nothing that two parsers read differently."""
 
-RELAYED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+RELAYED_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"))
 """Routes to engines that need no pattern; vLLM and SGLang serve the last two outside of /v1."""
 
 
@@ -37,6 +37,8 @@ class Relayed:
         if exchange.head.path not in RELAYED_PATHS:
             # falcon looks at the decoded path and forgives slashes; the engine gets the path as it was written.
             raise errors.UnknownRoute()
+        if exchange.failure is not None:
+            raise exchange.failure
         self._dispatcher.run(exchange)
 
     def sink(self, req: falcon.Request, resp: falcon.Response, **_: str) -> None:

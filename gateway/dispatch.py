@@ -90,6 +90,12 @@ class Dispatcher:
             exchange.status, exchange.outcome = 499, "client_gone"
             phase = "waiting" if exchange.dispatched_at else "queued"
             self._accountant.count(definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase)
+        except BaseException:
+            if exchange.is_answered:
+                # Half an answer is out: nothing may follow it on this connection.
+                exchange.connection.gone = True
+                exchange.outcome = "internal_error"
+            raise
         finally:
             exchange.connection.unwatch()
             exchange.connection.deadline = FOREVER
