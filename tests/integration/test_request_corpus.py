@@ -17,9 +17,9 @@ from tests.support import corpus
 from tests.support.corpus import RecordedRequest
 from tests.support.gateway import Gateway, Gateways, endpoint
 from tests.support.processes import Programs
-from tests.support.raw import RawClient, chat
 from tests.support.sim import SimEngine
 from tests.support.wait import wait_until
+from tests.support.wire import WireClient, chat
 
 MAX_BODY_BYTES = 1 << 20
 WAYS = ("whole", "in_pieces", "careful")
@@ -46,7 +46,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         programs.close()
 
 
-def send(client: RawClient, data: bytes, way: str) -> None:
+def send(client: WireClient, data: bytes, way: str) -> None:
     """Send a request in one of the ways; a server that has had enough may close meanwhile."""
     if way == "careful":
         # This header does no harm, and is one of those that only the careful parser may judge.
@@ -68,7 +68,7 @@ def exchange(scene: Scene, recorded: RecordedRequest, way: str) -> None:
     sim, gateway = scene.sim, scene.gateway
     received = sim.stats()["received"]
     written = gateway.program.log.stat().st_size
-    with RawClient(gateway.url) as client:
+    with WireClient(gateway.url) as client:
         send(client, recorded.data, way)
         answers = [client.answer(is_head=recorded.is_head) for _ in recorded.statuses]
         assert [answer.status for answer in answers] == recorded.statuses, answers[-1].body

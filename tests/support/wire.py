@@ -89,7 +89,7 @@ def chat(model: str = "chat-model", **keys: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "go"}], "max_tokens": 2, **keys}
 
 
-class RawClient:
+class WireClient:
     """One connection to a gateway; a context manager.
 
     Args:
@@ -112,7 +112,7 @@ class RawClient:
             raise
         self._buffer = b""
 
-    def __enter__(self) -> RawClient:
+    def __enter__(self) -> WireClient:
         return self
 
     def __exit__(self, *_: object) -> None:
