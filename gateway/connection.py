@@ -20,6 +20,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import gevent
 import gunicorn_h1c
@@ -233,18 +234,18 @@ class ClientConnection:
         self.requests += 1
         return head
 
-    def _plain_head(self, parsed: dict[str, object], data: bytes) -> RequestHead | None:
+    def _plain_head(self, parsed: dict[str, Any], data: bytes) -> RequestHead | None:
         """Take a head as `gunicorn_h1c` parsed it, or None when it needs the careful parser."""
         if parsed["minor_version"] != 1:
             return None
-        headers: list[tuple[bytes, bytes]] = parsed["headers"]  # type: ignore[assignment]
+        headers: list[tuple[bytes, bytes]] = parsed["headers"]
         fields = {name.lower(): value for name, value in headers}
         if len(fields) != len(headers) or not _CAREFUL_HEADERS.isdisjoint(fields):
             return None
-        target: bytes = parsed["path"]  # type: ignore[assignment]
+        target: bytes = parsed["path"]
         if not _TARGET_OK.match(target) or b"_" in b"".join(fields):
             return None
-        method: bytes = parsed["method"]  # type: ignore[assignment]
+        method: bytes = parsed["method"]
         if not data.startswith(b"%b %b H" % (method, target)):
             return None  # more than one space; or an empty line before
         length = fields.get(b"content-length")
@@ -256,7 +257,7 @@ class ClientConnection:
             return None
         connection = fields.get(b"connection")
         path, _, query = target.decode("ascii").partition("?")
-        self._buffer = data[parsed["consumed"] :]  # type: ignore[misc]
+        self._buffer = data[parsed["consumed"] :]
         return RequestHead(
             method=method.decode("ascii"),
             target=target,
