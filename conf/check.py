@@ -6,12 +6,13 @@ already reported, and is passed over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
 from conf.binding import suggestion
-from conf.schema import ENGINES, FILTERS, MAX_BANDS, METRIC_FIELDS, SCORERS, Config, Model
+from conf.schema import ENDPOINT_ID, ENGINES, FILTERS, MAX_BANDS, METRIC_FIELDS, SCORERS, Config, Model
 from conf.values import ListenAddress, check_metric_place, parse_listen
 
 Breach: TypeAlias = tuple[str, str]
@@ -209,6 +210,8 @@ def _endpoints(config: Config) -> Iterator[Breach]:
         if endpoint.id and endpoint.id in ids:
             yield f"{key}.id", f'"{endpoint.id}" is already the id of endpoints[{ids[endpoint.id]}]'
         ids.setdefault(endpoint.id, index)
+        if endpoint.id and not re.search(ENDPOINT_ID, endpoint.id):
+            yield f"{key}.id", "is missing, and host and port of the url do not make a name; give it one"
         if endpoint.model and endpoint.model not in models:
             yield f"{key}.model", _unknown_model(endpoint.model, config)
         if endpoint.tls and endpoint.url and not endpoint.url.lower().startswith("https:"):

@@ -33,6 +33,8 @@ METRIC_FIELDS = (
     "lora",
 )
 
+ENDPOINT_ID = r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}$"
+
 # What the shared segment has room for.
 MAX_BANDS = 16
 
@@ -310,18 +312,19 @@ class EndpointTls(Section, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Endpoint(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An address that the gateway can send requests to."""
 
-    id: Annotated[
-        str,
-        Meta(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
-            description="Name in logs, metrics and the `x-llmgw-replica` header; unique.",
-        ),
-    ]
     model: Annotated[str, _text("The model it serves: a `models[].name`.")]
     url: Annotated[
         str,
         Meta(description="`http://` or `https://`, host, port; without `/v1`.", extra={KIND: "url"}),
     ]
+    id: Annotated[
+        str,
+        Meta(
+            pattern=ENDPOINT_ID,
+            description="Name in logs, metrics and the `x-llmgw-replica` header; unique. Empty: host and port "
+            "of `url`.",
+        ),
+    ] = ""
     engine: Annotated[
         Literal["vllm", "sglang", "llamacpp", "sim"],
         _text("Program behind it; decides how metrics are read."),

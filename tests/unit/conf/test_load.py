@@ -216,7 +216,11 @@ BAD_FILES = {
     "auth": ("workers: 1\n", "llmgw.yaml:1: auth.enabled: keys are not available in this version; set auth.enabled: false"),
     "auth-on": ("workers: 1\nauth:\n  enabled: true\n", "llmgw.yaml:3: auth.enabled: keys are not available"),
     "url": (BASE.replace("9001", "9001/v1"), "llmgw.yaml:5: endpoints[0].url: ends in /v1"),
-    "missing": (BASE.replace("id: a, ", ""), "llmgw.yaml:5: endpoints[0].id: is missing"),
+    "missing": (BASE.replace("model: chat-model, url", "url"), "llmgw.yaml:5: endpoints[0].model: is missing"),
+    "no_id_can_be_made": (
+        BASE.replace("id: a, ", "").replace("127.0.0.1:9001", "höst:9001"),
+        "llmgw.yaml:5: endpoints[0].id: is missing, and host and port of the url do not make a name",
+    ),
     "id": (BASE.replace("id: a", "id: 'a b'"), "llmgw.yaml:5: endpoints[0].id: must match"),
     "engine": (BASE.replace("9001}", "9001, engine: vlm}"), 'llmgw.yaml:5: endpoints[0].engine: did you mean "vllm"? allowed: llamacpp, sglang, sim, vllm'),
     "endpoint-twice": (BASE + "  - {id: a, model: chat-model, url: http://a:1}\n", 'llmgw.yaml:6: endpoints[1].id: "a" is already the id of endpoints[0]'),
@@ -439,3 +443,9 @@ def test_without_variables_given_the_process_environment_is_read(
     monkeypatch.setenv("LLMGW_WORKERS", "5")
     (tmp_path / "llmgw.yaml").write_text(BASE)
     assert load(tmp_path / "llmgw.yaml").workers == 5
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:9001", "[::1]:9001", "node_1.example"])
+def test_an_endpoint_without_an_id_is_called_by_host_and_port(place: str, tmp_path: Path) -> None:
+    config = read(tmp_path, BASE.replace("id: a, ", "").replace("http://127.0.0.1:9001", f"'http://{place}'"))
+    assert [endpoint.id for endpoint in decode(encode(config)).endpoints] == [place]
