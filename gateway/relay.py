@@ -77,6 +77,7 @@ class Relay:
         "_connection",
         "_deadlines",
         "_decoder",
+        "_ends_with_done",
         "_engine",
         "_finish_with",
         "_head",
@@ -110,6 +111,7 @@ class Relay:
         sse: SseRelay | None = None,
         tap: UsageTap | None = None,
         ping: bytes = b"",
+        ends_with_done: bool = False,
     ) -> None:
         """Prepare to relay.
 
@@ -123,6 +125,8 @@ class Relay:
             sse: for an event stream: what happens to its events.
             tap: for other bodies: reads the usage on the way.
             ping: bytes that show life on a silent event stream.
+            ends_with_done: an event stream is whole only with `[DONE]`, or an error event, at its end. Asked
+                where its framing does not tell.
         """
         self.end: RelayEnd | None = None
         self.first_at = 0.0
@@ -139,6 +143,7 @@ class Relay:
         self._sse = sse
         self._tap = tap
         self._ping = ping
+        self._ends_with_done = ends_with_done
         self._backlog: list[bytes | memoryview] = []
         self._stalled_at = 0.0
         self._finish_with: RelayEnd | None = None
@@ -171,7 +176,7 @@ class Relay:
             self._finish(RelayEnd.COMPLETE)
         elif rest:
             self._take(rest)
-        elif self._head:
+        if self._head and self.end is None:
             self._push(b"")
         try:
             if self.end is None:
@@ -288,8 +293,11 @@ class Relay:
             self._break_off(RelayEnd.UPSTREAM_BROKE)
             return
         # A body without a length ends with the connection, and nothing tells a whole one from one cut short,
-        # but that an event stream has to end between two events.
-        if self._sse is not None and self._sse.has_partial:
+        # but that an event stream has to end between two events, and some with `[DONE]`.
+        sse = self._sse
+        if sse is not None and (
+            sse.has_partial or (self._ends_with_done and not sse.saw_done and not sse.saw_error)
+        ):
             self._break_off(RelayEnd.UPSTREAM_BROKE)
             return
         self._finish_body(has_stray_bytes=True)
@@ -326,10 +334,11 @@ class Relay:
         if not self.first_at and (self._sse is None or self._sse.first_data):
             self.first_at = self._last_at
         if sent != len(data):
+            now = self._stalled_at = monotonic()
             self._backlog.append(memoryview(data)[sent:])
-            self._stalled_at = self._last_at
             self._engine.stop_reading()
             self._client.start_writing(self._on_client_writable)
+            self._schedule(now)
 
     def _on_client_writable(self) -> None:
         backlog = self._backlog
@@ -353,6 +362,7 @@ class Relay:
         else:
             self._last_at = now
             self._engine.start_reading(self._on_engine_readable)
+            self._schedule(now)
 
     def _on_client_gone(self) -> None:
         self._connection.gone = True
@@ -370,6 +380,8 @@ class Relay:
             if self.client_http11:
                 # The error event is the sign; without the last chunk some clients drop it with the connection.
                 self._push(LAST_CHUNK)
+        elif self._head:
+            self._push(b"")
         self._finish(end)
 
     def _finish(self, end: RelayEnd) -> None:
@@ -392,19 +404,24 @@ class Relay:
         """Tell the sweep when to look at this relay again: at the earliest time at which anything may be due."""
         deadlines = self._deadlines
         if self._stalled_at:
-            self._connection.deadline = min(self._stalled_at + deadlines.write_s, deadlines.total)
+            due = self._stalled_at + deadlines.write_s
+            self._connection.deadline = due if self._finish_with is not None else min(due, deadlines.total)
             return
-        due = self._last_at + deadlines.idle_s if self.first_at else deadlines.first_byte
+        # Before the first byte the idle time does not count, but the first byte does not come here to say so:
+        # the sweep has to look again within that time.
+        due = self._last_at + deadlines.idle_s if self.first_at else min(deadlines.first_byte, now + deadlines.idle_s)
         if self._ping:
             due = min(due, max(self._last_at, self._pinged_at) + deadlines.ping_s)
         self._connection.deadline = min(due, deadlines.total)
 
     def _on_deadline(self, now: float) -> None:
         deadlines = self._deadlines
-        if self._connection.shutdown:
-            self._break_off(RelayEnd.SHUTTING_DOWN)
-        elif self._stalled_at and now >= self._stalled_at + deadlines.write_s:
+        if self._stalled_at and now >= self._stalled_at + deadlines.write_s:
             self._on_client_gone()
+        elif self._finish_with is not None:
+            pass  # all has been said, and the client is still reading it
+        elif self._connection.shutdown:
+            self._break_off(RelayEnd.SHUTTING_DOWN)
         elif now >= deadlines.total:
             self._break_off(RelayEnd.UPSTREAM_TIMEOUT)
         elif not self._stalled_at:
