@@ -16,7 +16,7 @@ Source: plan §7.3; the interfaces follow llm-d's endpoint picker.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from operator import add, itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -70,7 +70,7 @@ class Request(msgspec.Struct, frozen=True):
         excluded: slots that must not be chosen, because this request has been there.
     """
 
-    excluded: Container[int] = ()
+    excluded: Collection[int] = ()
 
 
 _COLUMNS: Final = Fleet._fields[1:]
