@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from conf.schema import Config, Timeouts
 from gateway.access import Accountant
@@ -44,12 +43,13 @@ OUTCOMES = {
 }
 
 
-@dataclass(slots=True)
 class _Failed(Exception):
     """A try that did not lead to an answer; the client has seen nothing of it."""
 
-    error: errors.ApiError
-    outcome: Outcome
+    def __init__(self, error: errors.ApiError, outcome: Outcome) -> None:
+        super().__init__(error)
+        self.error = error
+        self.outcome = outcome
 
 
 class Dispatcher:
