@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import socket
-import struct
 import time
 import zlib
 from collections.abc import Callable
@@ -46,7 +45,7 @@ DECOMPRESS_STEP_BYTES = 1024 * 1024
 
 _TARGET_OK = re.compile(rb"/[\x21\x22\x24-\x7e]*\Z")  # without "#": a target has no fragment
 _CAREFUL_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings"))
-_TCP_CLOSE_WAIT = 8  # enum in linux/tcp.h: the peer has sent FIN
+_TCP_LEFT = (7, 8)  # enum in linux/tcp.h: CLOSE, the peer has reset; CLOSE_WAIT, it has sent FIN
 
 
 class ClientClosed(Exception):
@@ -481,7 +480,7 @@ class ClientConnection:
         if self._on_gone is None or self.channel.reading or self.gone:
             return
         info = self.channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)  # type: ignore[attr-defined]
-        if struct.unpack("B", info)[0] == _TCP_CLOSE_WAIT:
+        if info[0] in _TCP_LEFT:
             self._left()
 
     def _left(self) -> None:
