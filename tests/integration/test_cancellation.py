@@ -1,4 +1,4 @@
-"""Clients that leave, half leave, or do not read: the engine is freed at once, and nothing is held for them."""
+"""Clients that leave, half leave, or do not read: the engine is freed at once, nothing is held for them."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_slow_reader_gets_everything(stand: Stand) -> None:
     request = stand.next_request(call)
     flood = Flood(request, pieces)
     flood.wait_stuck()
-    # Longer than the idle time, shorter than the write time-out: it is the client who is slow, not the engine.
+    # Longer than the idle time, shorter than the write time-out: the client is slow, not the engine.
     time.sleep(DUE_S * 2)
     assert call.client.read_all() == PIECE * pieces + DONE
     flood.join()
