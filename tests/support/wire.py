@@ -126,6 +126,10 @@ class WireClient:
         """Send bytes as they are."""
         self.socket.sendall(data)
 
+    def send_request(self, *args: Any, **keys: Any) -> None:
+        """Send `request(...)`."""
+        self.send(request(*args, **keys))
+
     def ask(self, *args: Any, **keys: Any) -> Answer:
         """Send `request(...)` and return its answer."""
         self.send(request(*args, **keys))
