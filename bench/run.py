@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import importlib.metadata
 import signal
 import subprocess
@@ -36,11 +37,21 @@ def main(argv: Sequence[str]) -> int:
     """Measure what `argv` asks for; return the exit code."""
     options = _options(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended by SIGTERM"))
-    try:
-        program = build(WORK)
-    except BuildError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    WORK.mkdir(parents=True, exist_ok=True)
+    with (WORK / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            program = build(WORK)
+        except BlockingIOError:
+            print("bench: another one runs from this checkout; each would spoil the other.", file=sys.stderr)
+            return 1
+        except BuildError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+        return _run(program, options)
+
+
+def _run(program: Path, options: argparse.Namespace) -> int:
     names = options.only.split(",") if options.only else list(SCENARIOS)
     if unknown := [name for name in names if name not in SCENARIOS]:
         print(f"bench: no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", file=sys.stderr)

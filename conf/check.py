@@ -6,11 +6,13 @@ already reported, and is passed over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeAlias
 
 from conf.binding import suggestion
-from conf.schema import ENGINES, FILTERS, METRIC_FIELDS, SCORERS, Config, Model
+from conf.schema import ENDPOINT_ID, ENGINES, FILTERS, MAX_BANDS, METRIC_FIELDS, SCORERS, Config, Model
 from conf.values import ListenAddress, check_metric_place, parse_listen
 
 Breach: TypeAlias = tuple[str, str]
@@ -21,6 +23,8 @@ def check(config: Config) -> Iterator[Breach]:
     yield from _auth(config)
     yield from _listeners(config)
     yield from _positive_durations(config)
+    yield from _admission(config)
+    yield from _pools(config)
     yield from _profiles(config)
     yield from _metrics(config)
     yield from _models(config)
@@ -54,10 +58,53 @@ def _positive_durations(config: Config) -> Iterator[Breach]:
         "client.write": client.write,
         "router.scrape_interval": router.scrape_interval,
         "router.stream_ping.interval": router.stream_ping.interval,
+        "router.admission.queue_ttl": router.admission.queue_ttl,
     }
     for key, seconds in durations.items():
         if seconds <= 0:
             yield key, "must be more than 0"
+
+
+def _admission(config: Config) -> Iterator[Breach]:
+    admission = config.router.admission
+    key = "router.admission.bands"
+    if not 1 <= len(admission.bands) <= MAX_BANDS:
+        yield key, f"needs 1 to {MAX_BANDS} bands"
+    names: dict[str, int] = {}
+    priorities: dict[int, int] = {}
+    for index, band in enumerate(admission.bands):
+        if band.name and band.name in names:
+            yield f"{key}[{index}].name", f'"{band.name}" is already the name of bands[{names[band.name]}]'
+        names.setdefault(band.name, index)
+        if band.priority in priorities:
+            first = priorities[band.priority]
+            yield f"{key}[{index}].priority", f"{band.priority} is already the priority of bands[{first}]"
+        priorities.setdefault(band.priority, index)
+    # What cannot be ranked was reported where it was read.
+    ranked = [
+        (band.priority, band.saturation_ceiling, index)
+        for index, band in enumerate(admission.bands)
+        if isinstance(band.priority, int) and isinstance(band.saturation_ceiling, float)
+    ]
+    for (_, ceiling, upper), (_, lower_ceiling, index) in pairwise(sorted(ranked, reverse=True)):
+        if lower_ceiling > ceiling:
+            over = admission.bands[upper].name
+            yield (
+                f"{key}[{index}].saturation_ceiling",
+                f'{lower_ceiling:g} is above the ceiling of "{over}", {ceiling:g}, which has more priority',
+            )
+    if admission.bands and "" not in names and admission.default_band not in names:
+        yield "router.admission.default_band", f"unknown band; {suggestion(admission.default_band, names)}"
+    if admission.queue_capacity < admission.queue_capacity_per_band:
+        per_band = admission.queue_capacity_per_band
+        yield "router.admission.queue_capacity", f"is less than queue_capacity_per_band, {per_band}"
+
+
+def _pools(config: Config) -> Iterator[Breach]:
+    used = {endpoint.pool for endpoint in config.endpoints if endpoint.pool}
+    for name in config.pools:
+        if name not in used:
+            yield f"pools.{name}", f"no endpoint names this pool; {suggestion(name, used)}"
 
 
 def _profiles(config: Config) -> Iterator[Breach]:
@@ -163,6 +210,8 @@ def _endpoints(config: Config) -> Iterator[Breach]:
         if endpoint.id and endpoint.id in ids:
             yield f"{key}.id", f'"{endpoint.id}" is already the id of endpoints[{ids[endpoint.id]}]'
         ids.setdefault(endpoint.id, index)
+        if endpoint.id and not re.search(ENDPOINT_ID, endpoint.id):
+            yield f"{key}.id", "is missing, and host and port of the url do not make a name; give it one"
         if endpoint.model and endpoint.model not in models:
             yield f"{key}.model", _unknown_model(endpoint.model, config)
         if endpoint.tls and endpoint.url and not endpoint.url.lower().startswith("https:"):

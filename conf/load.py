@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from collections.abc import Mapping as Environment
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -105,7 +106,11 @@ def _complete(config: Config, binder: Binder) -> Config:
         msgspec.structs.replace(model, timeouts=_inherit(model.timeouts, router, binder, index))
         for index, model in enumerate(config.models)
     )
-    return msgspec.structs.replace(config, router=router, models=models)
+    endpoints = tuple(
+        endpoint if endpoint.id else msgspec.structs.replace(endpoint, id=urlsplit(endpoint.url).netloc)
+        for endpoint in config.endpoints
+    )
+    return msgspec.structs.replace(config, router=router, models=models, endpoints=endpoints)
 
 
 def _inherit(own: Timeouts | None, router: Router, binder: Binder, index: int) -> Timeouts | None:

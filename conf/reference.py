@@ -8,7 +8,7 @@ import msgspec
 from msgspec import inspect
 
 from conf.binding import describe, unwrap
-from conf.schema import KIND, RESTART, Config
+from conf.schema import KIND, RESTART, Band, Config
 from conf.values import format_duration, format_size
 
 INTRODUCTION = """\
@@ -106,7 +106,8 @@ def _default(field: inspect.Field, kind: str | None) -> str:
             )
             return f"`{{{pairs}}}`"
         case tuple():
-            return f"`[{', '.join(map(str, value))}]`"
+            names = (item.name if isinstance(item, Band) else str(item) for item in value)
+            return f"`[{', '.join(names)}]`"
         case bool():
             return f"`{str(value).lower()}`"
         case float() if kind == "duration":

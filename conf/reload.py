@@ -30,15 +30,28 @@ def diff(old: Config, new: Config) -> ReloadPlan:
     """Compare two configurations."""
     changed = tuple(sorted(_changes("", old, new)))
     fixed = restart_keys()
-    restart = tuple(key for key in changed if key.split(".")[0] in fixed)
+    restart = tuple(key for key in changed if any(_is_within(key, each) for each in fixed))
     return ReloadPlan(changed, restart)
 
 
 def restart_keys() -> frozenset[str]:
-    """Return the top-level keys that need a restart, as the schema marks them."""
-    info = msgspec.inspect.type_info(Config)
-    assert isinstance(info, msgspec.inspect.StructType)
-    return frozenset(field.name for field in info.fields if unwrap(field.type)[1].get(RESTART))
+    """Return the dotted keys that need a restart, as the schema marks them; what is below a key does too."""
+    return frozenset(_restart_keys(msgspec.inspect.type_info(Config), ""))
+
+
+def _restart_keys(info: msgspec.inspect.Type, prefix: str) -> Iterator[str]:
+    if not isinstance(info, msgspec.inspect.StructType):
+        return
+    for field in info.fields:
+        bare, extra = unwrap(field.type)
+        if extra.get(RESTART):
+            yield f"{prefix}{field.name}"
+        else:
+            yield from _restart_keys(bare, f"{prefix}{field.name}.")
+
+
+def _is_within(key: str, outer: str) -> bool:
+    return key == outer or (key.startswith(outer) and key[len(outer)] in ".[")
 
 
 def _changes(key: str, old: Any, new: Any) -> Iterator[str]:

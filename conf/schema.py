@@ -33,6 +33,11 @@ METRIC_FIELDS = (
     "lora",
 )
 
+ENDPOINT_ID = r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}$"
+
+# What the shared segment has room for.
+MAX_BANDS = 16
+
 # What `Meta.extra` says of a key: how the file spells it, and what a reload does with it.
 KIND = "kind"
 RESTART = "restart"
@@ -136,6 +141,87 @@ class StreamPing(Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     interval: Annotated[Duration, _text("Silence after which one is sent.")] = 15.0
 
 
+class Band(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A priority class of requests."""
+
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$",
+            description="Name in logs, metrics and the `x-llmgw-band` header; unique.",
+        ),
+    ]
+    priority: Annotated[int, _text("The band with the highest goes first; unique.")]
+    saturation_ceiling: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Saturation up to which its requests start; no lower than that of a band with less "
+            "priority. 1 is the healthy limit; a band that must never wait needs more, such as 1000.",
+        ),
+    ]
+
+
+class Admission(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When requests may run; those that may not yet wait in queues, one per band, pool and model."""
+
+    enabled: Annotated[
+        bool, _text("Hold requests back; with `false` every request goes to an engine at once.")
+    ] = True
+    target_waiting_per_replica: Annotated[
+        float,
+        Meta(gt=0, description="Requests waiting in an engine's own queue that count as a saturation of 1."),
+    ] = 4.0
+    kv_ceiling: Annotated[
+        float, Meta(gt=0, le=1, description="KV cache use of an engine that counts as a saturation of 1.")
+    ] = 0.9
+    aggregate: Annotated[
+        Literal["p90", "mean"],
+        _text("Saturation of a pool: `p90`: the one that nine of ten replicas do not exceed. `mean`."),
+    ] = "p90"
+    assumed_batch_capacity: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Requests an engine is taken to run at a time until it has shown how many it does.",
+        ),
+    ] = 8
+    queue_ttl: Annotated[Duration, _text("Longest wait in a queue; then the request fails with 504.")] = 30.0
+    queue_capacity_per_band: Annotated[
+        int, Meta(ge=1, description="Longest queue of one band; requests beyond it fail with 503.")
+    ] = 2000
+    queue_capacity: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Longest queue of all bands together. Where it is full, a request takes the place of "
+            "the newest one of the lowest band below its own.",
+        ),
+    ] = 5000
+    fairness: Annotated[
+        Literal["request", "service"],
+        _text(
+            "Turns of the tenants within a band. `request`: one request each. `service`: the tenant first "
+            "that got least lately (input + 2 x output tokens, halved every minute)."
+        ),
+    ] = "request"
+    soft_ceilings: Annotated[
+        bool, _text("Past its ceiling, close a band by and by up to a saturation of 1, not at once.")
+    ] = False
+    bands: Annotated[tuple[Band, ...], _NEEDS_RESTART, _text("Priority classes, 1 to 16.")] = (
+        Band(name="platinum", priority=400, saturation_ceiling=1.0),
+        Band(name="gold", priority=300, saturation_ceiling=0.85),
+        Band(name="silver", priority=200, saturation_ceiling=0.6),
+        Band(name="bronze", priority=100, saturation_ceiling=0.3),
+    )
+    default_band: Annotated[str, _text("Band of requests that name none.")] = "gold"
+
+    @property
+    def bands_by_rank(self) -> tuple[Band, ...]:
+        """The bands with the highest priority first; everywhere else a band is its index in this."""
+        return tuple(sorted(self.bands, key=lambda band: -band.priority))
+
+
 class Router(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How requests reach endpoints."""
 
@@ -153,6 +239,7 @@ class Router(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     endpoint_cache_max_age: Annotated[
         Duration, _text("How long the endpoint table is used while the coordinator is away.")
     ] = 300.0
+    admission: Annotated[Admission, _text("When requests may run.")] = Admission()
     default_profile: Annotated[str, _text("Routing profile of models that name none.")] = "chat"
     profiles: Annotated[
         dict[str, RoutingProfile],
@@ -190,6 +277,29 @@ class Model(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
+class Pool(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is particular to one group of endpoints."""
+
+    max_concurrent: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _text("Requests that may run in it at a time, all instances together; none: no limit."),
+    ] = None
+    target_waiting_per_replica: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _text("In place of `router.admission.target_waiting_per_replica`."),
+    ] = None
+    kv_ceiling: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None, _text("In place of `router.admission.kv_ceiling`.")
+    ] = None
+    stuck_after: Annotated[
+        Duration,
+        _text(
+            "An endpoint with a request that made no progress for this long leaves the candidates; 0: never. "
+            "Longer than the longest answer that is not streamed."
+        ),
+    ] = 0.0
+
+
 class EndpointTls(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS towards an `https` endpoint."""
 
@@ -202,18 +312,19 @@ class EndpointTls(Section, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Endpoint(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An address that the gateway can send requests to."""
 
-    id: Annotated[
-        str,
-        Meta(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
-            description="Name in logs, metrics and the `x-llmgw-replica` header; unique.",
-        ),
-    ]
     model: Annotated[str, _text("The model it serves: a `models[].name`.")]
     url: Annotated[
         str,
         Meta(description="`http://` or `https://`, host, port; without `/v1`.", extra={KIND: "url"}),
     ]
+    id: Annotated[
+        str,
+        Meta(
+            pattern=ENDPOINT_ID,
+            description="Name in logs, metrics and the `x-llmgw-replica` header; unique. Empty: host and port "
+            "of `url`.",
+        ),
+    ] = ""
     engine: Annotated[
         Literal["vllm", "sglang", "llamacpp", "sim"],
         _text("Program behind it; decides how metrics are read."),
@@ -225,6 +336,10 @@ class Endpoint(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_key: Annotated[str | None, _text("Sent to the engine as `Authorization: Bearer`.")] = None
     tls: Annotated[EndpointTls | None, _text("TLS settings for an `https` address.")] = None
     weight: Annotated[float, Meta(gt=0, description="Its capacity in relation to the others'.")] = 1.0
+    batch_capacity: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _text("Requests it runs at a time at least; none: learned from its metrics."),
+    ] = None
 
     def __repr__(self) -> str:
         """Show what tells endpoints apart, and never the key."""
@@ -264,5 +379,9 @@ class Config(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     auth: Annotated[Auth, _text("Who may use the gateway.")] = Auth()
     log: Annotated[Log, _NEEDS_RESTART, _text("What the processes write.")] = Log()
     router: Annotated[Router, _text("How requests reach endpoints.")] = Router()
+    pools: Annotated[
+        dict[str, Pool],
+        _text("Pools by name, where they differ from `router.admission`. A pool is named by its endpoints."),
+    ] = msgspec.field(default_factory=dict)
     models: Annotated[tuple[Model, ...], _text("Models that clients can ask for.")] = ()
     endpoints: Annotated[tuple[Endpoint, ...], _text("Where models are served.")] = ()

@@ -45,7 +45,7 @@ class Accountant:
         self.connections = row.gauge(definitions.CONNECTIONS)
         self._row = row
         self._log = log
-        self._routes: dict[tuple[str | None, str | None], _RouteSeries] = {}
+        self._routes: dict[tuple[str, str | None], _RouteSeries] = {}
         self._tokens: dict[str, tuple[Counter, Counter, Counter]] = {}
         self._candidates: dict[str, Histogram] = {}
         self._counters: dict[tuple[str, ...], Counter] = {}
@@ -55,11 +55,11 @@ class Accountant:
         now = time.monotonic()
         path = exchange.head.path
         duration_s = now - exchange.received_at
-        route = self._routes.get((exchange.model, exchange.pool))
+        model = exchange.model or (definitions.UNKNOWN if path.startswith("/v1/") else definitions.UNMATCHED)
+        route = self._routes.get((model, exchange.pool))
         if route is None:
-            model = exchange.model or (definitions.UNKNOWN if path.startswith("/v1/") else definitions.UNMATCHED)
             route = _RouteSeries(self._row, model, exchange.pool or _NO_POOL)
-            self._routes[exchange.model, exchange.pool] = route
+            self._routes[model, exchange.pool] = route
         route.status(exchange.status).inc()
         route.duration.observe(duration_s)
         ttft_s = None

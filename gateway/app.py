@@ -22,15 +22,24 @@ _log = logging.getLogger(__name__)
 _RELAYED_PATH = re.compile(r"/v1(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 """Paths that may go to an engine: no dot segments, nothing that two parsers read differently."""
 
+RELAYED_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"))
+"""Routes to engines that need no pattern; vLLM and SGLang serve the last two outside of /v1."""
+
 
 class Relayed:
-    """Everything that is sent on to an engine: `POST /v1/…` with a `model` in its JSON body."""
+    """Everything that is sent on to an engine: `POST` with a `model` in its JSON body."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._dispatcher.run(req.env[EXCHANGE_KEY])
+        exchange: Exchange = req.env[EXCHANGE_KEY]
+        if exchange.head.path not in RELAYED_PATHS:
+            # falcon looks at the decoded path and forgives slashes; the engine gets the path as it was written.
+            raise errors.UnknownRoute()
+        if exchange.failure is not None:
+            raise exchange.failure
+        self._dispatcher.run(exchange)
 
     def sink(self, req: falcon.Request, resp: falcon.Response, **_: str) -> None:
         exchange: Exchange = req.env[EXCHANGE_KEY]
@@ -90,7 +99,7 @@ def make_app(
     """
     app = falcon.App(media_type="application/json")
     relayed, models, health = Relayed(dispatcher), Models(routing), Health(routing, is_draining)
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
+    for path in RELAYED_PATHS:
         app.add_route(path, relayed)
     app.add_route("/v1/models", models)
     app.add_route("/v1/models/{model_id:path}", models, suffix="one")
@@ -114,7 +123,9 @@ def _write_api_error(req: falcon.Request, resp: falcon.Response, ex: errors.ApiE
 
 
 def _write_falcon_error(req: falcon.Request, resp: falcon.Response, ex: falcon.HTTPError, params: Any) -> None:
-    if ex.status_code == 404:
+    if req.method not in falcon.COMBINED_METHODS:
+        _write_api_error(req, resp, errors.MethodNotAllowed([]), params)
+    elif ex.status_code == 404:
         _write_api_error(req, resp, errors.UnknownRoute(), params)
     elif ex.status_code == 405:
         allowed = dict(ex.headers or {}).get("Allow", "")

@@ -51,7 +51,19 @@ class Attempt:
         sent_at: monotonic seconds at which the request was out.
     """
 
-    __slots__ = ("_connection", "_deadlines", "_on_silence", "_pool", "head", "rest", "sent_at", "upstream")
+    __slots__ = (
+        "_connection",
+        "_deadlines",
+        "_has_answered",
+        "_is_sent",
+        "_on_silence",
+        "_pool",
+        "_received",
+        "head",
+        "rest",
+        "sent_at",
+        "upstream",
+    )
 
     upstream: Upstream
     head: ResponseHead
@@ -69,6 +81,9 @@ class Attempt:
         self._pool = pool
         self._deadlines = deadlines
         self._on_silence = on_silence
+        self._received = b""  # of the response, while the head is not whole
+        self._has_answered = False  # a byte of the response has come
+        self._is_sent = False  # the engine has been sent all of the request
 
     def run(self, head: bytes, body: bytes) -> None:
         """Send the request and read the response head.
@@ -99,10 +114,12 @@ class Attempt:
 
     def _exchange(self, upstream: Upstream, head: bytes, body: bytes) -> None:
         self.upstream = upstream
+        self._received = b""
+        self._has_answered = self._is_sent = False
         is_whole = False
         try:
             self._send(upstream, head, body)
-            self._read_head(upstream, is_head_request=False)
+            self._read_head(upstream)
             is_whole = True
         finally:
             if not is_whole:
@@ -128,10 +145,42 @@ class Attempt:
                     break
                 view = memoryview(view)[sent:]
                 channel.start_writing(self._on_room)
+                channel.start_reading(self._on_readable)
                 try:
                     self._park(self.sent_at + self._deadlines.headers_s)
                 finally:
                     channel.stop_writing()
+                    channel.stop_reading()
+                if self._is_answered_early():
+                    return
+        self._is_sent = True
+
+    def _is_answered_early(self) -> bool:
+        """Tell whether the engine has answered, or left, before it got the whole body; no use in sending on."""
+        try:
+            data = self.upstream.channel.recv_or_none()
+        except OSError:
+            return True
+        if data is None:
+            return False
+        if not data:
+            return True
+        self._has_answered = True
+        self._received += data
+        return self._parse_head() is not None
+
+    def _parse_head(self) -> ResponseHead | None:
+        """Take the final head out of what has been received; None while it is not whole.
+
+        Raises:
+            errors.UpstreamProtocol: this is no HTTP response.
+        """
+        while self._received:
+            head = parse_response_head(self._received)
+            if head is None or head.status >= 200:
+                return head
+            self._received = self._received[head.consumed :]  # 100 Continue, 103 Early Hints: the response follows
+        return None
 
     def _on_room(self) -> None:
         self._connection.parker.wake(WRITABLE)
@@ -182,33 +231,31 @@ class Attempt:
                     self._on_silence()
                     ping_at = now + ping_s
 
-    def _read_head(self, upstream: Upstream, *, is_head_request: bool) -> None:
+    def _read_head(self, upstream: Upstream) -> None:
         deadline = self.sent_at + self._deadlines.headers_s
-        data = b""
         while True:
+            head = self._parse_head()
+            if head is not None:
+                self.head = head
+                self.rest = self._received[head.consumed :]
+                self._received = b""
+                return
+            if len(self._received) > MAX_HEAD_BYTES:
+                raise errors.UpstreamProtocol()
             try:
                 more = self.next_bytes(deadline)
             except OSError as exc:
-                if not data and upstream.reused:
-                    raise _StaleConnection from exc
-                raise errors.UpstreamUnreachable() from exc
+                raise self._lost(upstream) from exc
             if not more:
-                if not data and upstream.reused:
-                    raise _StaleConnection
-                if data:
-                    raise errors.UpstreamProtocol()
-                raise errors.UpstreamUnreachable()
-            data = data + more if data else more
-            head = parse_response_head(data)  # raises errors.UpstreamProtocol
-            while head is not None and head.status < 200:  # 100 Continue, 103 Early Hints: the response follows
-                data = data[head.consumed :]
-                head = parse_response_head(data) if data else None
-            if head is not None:
-                self.head = head
-                self.rest = data[head.consumed :]
-                return
-            if len(data) > MAX_HEAD_BYTES:
-                raise errors.UpstreamProtocol()
+                raise self._lost(upstream)
+            self._has_answered = True
+            self._received += more
+
+    def _lost(self, upstream: Upstream) -> Exception:
+        """Say what it means that the connection ended before the response head did."""
+        if self._has_answered:
+            return errors.UpstreamProtocol()
+        return _StaleConnection() if upstream.reused else errors.UpstreamUnreachable()
 
     def read_all(self, limit: int, idle_s: float) -> bytes:
         """Read the whole body, decoded of its framing; the connection goes back to its pool when it can.
@@ -267,7 +314,7 @@ class Attempt:
 
     def release(self) -> None:
         """The response has been read to its end: keep the connection if the engine does."""
-        if self.head.keep_alive and not self.upstream.channel.closed:
+        if self.head.keep_alive and self._is_sent and not self.upstream.channel.closed:
             self.upstream.give_back()
         else:
             self.upstream.close()

@@ -39,6 +39,10 @@ _PlainSocket: type[_socket_module.socket] = monkey.get_original("socket", "socke
 
 READ_EVENT, WRITE_EVENT = 1, 2  # libev's EV_READ and EV_WRITE
 
+NOTHING_TO_READ = (BlockingIOError, ssl.SSLWantReadError)
+NO_ROOM_TO_WRITE = (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError)
+"""What a non-blocking socket raises instead of waiting."""
+
 
 class Parker:
     """The single waiting point of one greenlet.
@@ -115,11 +119,11 @@ def set_nodelay(sock: _socket_module.socket) -> None:
 class Channel:
     """A connected socket with its watchers; never blocks.
 
-    The read watcher calls `on_readable` in the hub while `reading` is on. The
+    While `reading`, the callback given to `start_reading` is called in the hub. The
     watcher is level-triggered: whoever leaves bytes unread turns it off.
     """
 
-    __slots__ = ("_read_watcher", "_write_watcher", "closed", "fd", "on_readable", "reading", "sock", "writing")
+    __slots__ = ("_read_watcher", "_write_watcher", "closed", "fd", "reading", "sock", "writing")
 
     def __init__(self, sock: NonBlockingSocket) -> None:
         self.sock = sock
@@ -127,22 +131,17 @@ class Channel:
         self.closed = False
         self.reading = False
         self.writing = False
-        self.on_readable: Callable[[], None] | None = None
         self._read_watcher = get_hub().loop.io(self.fd, READ_EVENT)
         self._write_watcher: Any = None
 
     def start_reading(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the hub whenever the socket is readable."""
-        self.on_readable = callback
-        if not self.reading:
+        if self.reading:
+            # Several times a request: an assignment, not a stop and a start.
+            self._read_watcher.callback = callback
+        else:
             self.reading = True
-            self._read_watcher.start(self._fire)
-
-    def _fire(self) -> None:
-        # The watcher stays, the callback changes several times a request: an assignment, not a stop and a start.
-        callback = self.on_readable
-        if callback is not None:
-            callback()
+            self._read_watcher.start(callback)
 
     def stop_reading(self) -> None:
         if self.reading:
@@ -171,7 +170,7 @@ class Channel:
         """
         try:
             return self.sock.recv(size)
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except NOTHING_TO_READ:
             return None
 
     def send_some(self, data: bytes | memoryview) -> int:
@@ -182,7 +181,7 @@ class Channel:
         """
         try:
             return self.sock.send(data)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+        except NO_ROOM_TO_WRITE:
             return 0
 
     def close(self) -> None:

@@ -3,8 +3,9 @@
 Two parsers share the work. A head with nothing unusual in it is parsed by
 `gunicorn_h1c` and used as it is. Whatever matters to request smuggling
 (Transfer-Encoding, Expect, Upgrade, a header that comes twice, HTTP/1.0, a name
-with an underscore, a target outside of printable ASCII) goes through gunicorn's
-own parser with every strictness it has; see SPIKE section 9.
+with an underscore, a target outside of printable ASCII) must please gunicorn's
+own parser in Python as well, with every strictness it has. What the first one
+refuses is refused; the second one then only says how.
 
 The connection's greenlet reads; during a request a watcher looks for a client
 that leaves. Deadlines are a field that the worker's sweep reads.
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 import re
 import socket
-import struct
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import gevent
 import gunicorn_h1c
@@ -26,7 +27,7 @@ from gevent import get_hub
 from gunicorn.config import Config as GunicornConfig
 from gunicorn.http import errors as gunicorn_errors
 from gunicorn.http.message import Request as GunicornRequest
-from gunicorn.http.unreader import Unreader
+from gunicorn.http.unreader import IterUnreader, Unreader
 
 from conf.schema import ClientTimeouts
 from gateway.channel import CLIENT_GONE, DRAIN, READABLE, TIMEOUT, WRITABLE, Channel, Parker
@@ -39,9 +40,12 @@ DISCARD_MAX_BYTES = 256 * 1024
 """An unread body up to this size is read and dropped, so that the connection can go on."""
 MAX_HEAD_BYTES = 128 * 1024
 
-_TARGET_OK = re.compile(rb"/[\x21-\x7e]*\Z")
+DECOMPRESS_STEP_BYTES = 1024 * 1024
+"""What one step of decompression yields; others run between two steps."""
+
+_TARGET_OK = re.compile(rb"/[\x21\x22\x24-\x7e]*\Z")  # without "#": a target has no fragment
 _CAREFUL_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings"))
-_TCP_CLOSE_WAIT = 8  # enum in linux/tcp.h: the peer has sent FIN
+_TCP_LEFT = (7, 8)  # enum in linux/tcp.h: CLOSE, the peer has reset; CLOSE_WAIT, it has sent FIN
 
 
 class ClientClosed(Exception):
@@ -70,14 +74,21 @@ class RequestHead:
 
 
 class _ChannelUnreader(Unreader):
-    """gunicorn's source of bytes, fed from our buffer and channel."""
+    """gunicorn's source of bytes, fed from our buffer and channel.
+
+    Attributes:
+        pause_s: longest wait for the next bytes; None while the deadline is another's.
+    """
 
     def __init__(self, connection: ClientConnection, head: bytes) -> None:
         super().__init__()
+        self.pause_s: float | None = None
         self._connection = connection
         self.buf.write(head)
 
     def chunk(self, size_hint: int | None = None) -> bytes:
+        if self.pause_s is not None:
+            self._connection.deadline = time.monotonic() + self.pause_s
         return self._connection.read_some()
 
 
@@ -167,8 +178,8 @@ class ClientConnection:
             channel.start_reading(self._on_readable)
             bits = self.parker.park()
             if bits & TIMEOUT:
-                raise errors.SlowBody()
-            if bits & DRAIN and self.idle:
+                raise errors.ShuttingDown() if self.shutdown else errors.SlowBody()
+            if bits & DRAIN and self.idle and not bits & READABLE:
                 raise ClientClosed
 
     def _on_readable(self) -> None:
@@ -186,8 +197,9 @@ class ClientConnection:
             ClientClosed: the connection broke, or the worker drains.
         """
         self.idle = not self._buffer
-        self.deadline = time.monotonic() + (self._timeouts.keepalive if self.requests else self._timeouts.header)
         data = self._buffer
+        wait_s = self._timeouts.keepalive if self.requests and not data else self._timeouts.header
+        self.deadline = time.monotonic() + wait_s
         self._buffer = b""
         if data:
             gevent.sleep(0)  # a client that sends request upon request must not keep the others waiting
@@ -199,10 +211,9 @@ class ClientConnection:
                 except gunicorn_h1c.IncompleteError:
                     last_length = len(data)
                     if last_length > MAX_HEAD_BYTES:
-                        raise errors.HeadTooLarge() from None
-                except gunicorn_h1c.ParseError:
-                    head = self._read_head_carefully(data)
-                    break
+                        raise self._refusal(data, errors.HeadTooLarge()) from None
+                except gunicorn_h1c.ParseError as exc:
+                    raise self._refusal(data, errors.MalformedRequest(f"{_MALFORMED}{exc}.")) from exc
                 else:
                     head = self._plain_head(parsed, data) or self._read_head_carefully(data)
                     break
@@ -222,17 +233,20 @@ class ClientConnection:
         self.requests += 1
         return head
 
-    def _plain_head(self, parsed: dict[str, object], data: bytes) -> RequestHead | None:
+    def _plain_head(self, parsed: dict[str, Any], data: bytes) -> RequestHead | None:
         """Take a head as `gunicorn_h1c` parsed it, or None when it needs the careful parser."""
         if parsed["minor_version"] != 1:
             return None
-        headers: list[tuple[bytes, bytes]] = parsed["headers"]  # type: ignore[assignment]
+        headers: list[tuple[bytes, bytes]] = parsed["headers"]
         fields = {name.lower(): value for name, value in headers}
         if len(fields) != len(headers) or not _CAREFUL_HEADERS.isdisjoint(fields):
             return None
-        target: bytes = parsed["path"]  # type: ignore[assignment]
+        target: bytes = parsed["path"]
         if not _TARGET_OK.match(target) or b"_" in b"".join(fields):
             return None
+        method: bytes = parsed["method"]
+        if not data.startswith(b"%b %b H" % (method, target)):
+            return None  # more than one space; or an empty line before
         length = fields.get(b"content-length")
         if length is None:
             content_length = 0
@@ -242,8 +256,7 @@ class ClientConnection:
             return None
         connection = fields.get(b"connection")
         path, _, query = target.decode("ascii").partition("?")
-        self._buffer = data[parsed["consumed"] :]  # type: ignore[misc]
-        method: bytes = parsed["method"]  # type: ignore[assignment]
+        self._buffer = data[parsed["consumed"] :]
         return RequestHead(
             method=method.decode("ascii"),
             target=target,
@@ -256,30 +269,54 @@ class ClientConnection:
             content_length=content_length,
         )
 
+    def _refusal(self, data: bytes, default: errors.ApiError) -> errors.ApiError:
+        """Say what is wrong with a head that is refused, as well as gunicorn's parser can tell."""
+        try:
+            GunicornRequest(self._gunicorn_config, IterUnreader([data]), self.address, self.requests + 1)
+        except gunicorn_errors.ParseException as exc:
+            return _malformed(exc)
+        except (gunicorn_errors.NoMoreData, StopIteration):
+            pass
+        if data.partition(b"\r\n\r\n")[0].count(b"\r\n") > self._gunicorn_config.limit_request_fields:
+            return errors.HeadTooLarge()
+        return default
+
     def _read_head_carefully(self, data: bytes) -> RequestHead:
         unreader = _ChannelUnreader(self, data)
         try:
             request = GunicornRequest(self._gunicorn_config, unreader, self.address, self.requests + 1)
-        except gunicorn_errors.ParseException as exc:
-            raise _malformed(exc) from exc
         except (gunicorn_errors.NoMoreData, StopIteration) as exc:
             raise ClientClosed from exc
+        except gunicorn_errors.ParseException as exc:
+            raise _malformed(exc) from exc
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
         fields: dict[bytes, bytes] = {}
         for name, value in headers:
             key = name.lower()
             fields[key] = fields[key] + b", " + value if key in fields else value
-        chunked = b"transfer-encoding" in fields
-        content_length = -1 if chunked else int(fields.get(b"content-length", b"0"))
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None and coding.lower() != b"chunked":
+            # gunicorn lets others pass in front of `chunked`, and leaves the decoding to the application.
+            raise errors.MalformedRequest("Only 'Transfer-Encoding: chunked' is supported.", status=501)
+        if "#" in request.uri:
+            raise errors.MalformedRequest(_MALFORMED + "a target has no fragment.")
+        target, path = request.uri, request.path
+        if not target.startswith("/"):
+            # An absolute target: the engine gets the path, never the authority that the client wrote.
+            target = f"{path}?{request.query}" if request.query else path
+        tokens = {token.strip() for token in fields.get(b"connection", b"").lower().split(b",")}
+        http11 = request.version >= (1, 1)
+        content_length = int(fields.get(b"content-length", b"0")) if coding is None else -1
         return RequestHead(
             method=request.method,
-            target=request.uri.encode("ascii"),
-            path=request.path,
+            target=target.encode("ascii"),
+            path=path,
             query=request.query,
             headers=headers,
             fields=fields,
-            http11=request.version >= (1, 1),
-            keep_alive=not request.should_close(),
+            http11=http11,
+            # HTTP/1.0 keeps a connection only when both sides say so; we never do.
+            keep_alive=http11 and b"close" not in tokens and not request.should_close(),
             content_length=content_length,
             expects_continue=request._expected_100_continue,
             gunicorn_request=request,
@@ -346,14 +383,15 @@ class ClientConnection:
         parts: list[bytes] = []
         total = 0
         self.close_after = True  # until the body has been read to its end, nobody knows where the next request starts
+        request.unreader.pause_s = self._timeouts.body
         while True:
-            self.deadline = time.monotonic() + self._timeouts.body
             try:
                 data = request.body.read(65536)
+            except gunicorn_errors.NoMoreData as exc:
+                self.gone = True
+                raise ClientClosed from exc
             except gunicorn_errors.ParseException as exc:
                 raise _malformed(exc) from exc
-            except gunicorn_errors.NoMoreData as exc:
-                raise ClientClosed from exc
             if not data:
                 break
             total += len(data)
@@ -374,16 +412,26 @@ class ClientConnection:
             return body
         if encoding not in (b"gzip", b"x-gzip"):
             raise errors.BadEncoding(encoding.decode("latin-1"))
-        decoder = zlib.decompressobj(wbits=31)
-        try:
-            plain = decoder.decompress(body, self._max_body_bytes + 1)
-        except zlib.error as exc:
-            raise errors.BadEncoding("gzip") from exc
-        if len(plain) > self._max_body_bytes:
-            raise errors.BodyTooLarge(self._max_body_bytes)
-        if not decoder.eof:
-            raise errors.BadEncoding("gzip")
-        return plain
+        parts: list[bytes] = []
+        total = 0
+        while True:  # over the members: gzip files may be joined
+            decoder = zlib.decompressobj(wbits=31)
+            while not decoder.eof:
+                try:
+                    part = decoder.decompress(body, DECOMPRESS_STEP_BYTES)
+                except zlib.error as exc:
+                    raise errors.BadEncoding("gzip") from exc
+                body = decoder.unconsumed_tail
+                if not part and not body and not decoder.eof:
+                    raise errors.BadEncoding("gzip")  # cut short
+                total += len(part)
+                if total > self._max_body_bytes:
+                    raise errors.BodyTooLarge(self._max_body_bytes)
+                parts.append(part)
+                gevent.sleep(0)
+            body = decoder.unused_data
+            if not body:
+                return b"".join(parts)
 
     def discard_body(self, head: RequestHead) -> None:
         """Drop a body that nobody read: a small one is read, a large one costs the connection."""
@@ -391,10 +439,13 @@ class ClientConnection:
             if head.gunicorn_request is not None:
                 self._buffer = head.gunicorn_request.unreader.take_buffered()
             return
-        if head.expects_continue or head.gunicorn_request is not None or head.content_length > DISCARD_MAX_BYTES:
+        if head.expects_continue or not 0 < head.content_length <= DISCARD_MAX_BYTES:
             self.close_after = True
             return
-        self._read_exactly(head.content_length)
+        if head.gunicorn_request is not None:
+            self._read_body_carefully(head.gunicorn_request, head.content_length)
+        else:
+            self._read_exactly(head.content_length)
         head.content_length = 0
 
     # The client's presence during a request.
@@ -429,7 +480,7 @@ class ClientConnection:
         if self._on_gone is None or self.channel.reading or self.gone:
             return
         info = self.channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)  # type: ignore[attr-defined]
-        if struct.unpack("B", info)[0] == _TCP_CLOSE_WAIT:
+        if info[0] in _TCP_LEFT:
             self._left()
 
     def _left(self) -> None:
@@ -501,18 +552,25 @@ class ClientConnection:
         self.close()
 
 
+_MALFORMED = "The HTTP request is malformed: "
+
+
 def _malformed(exc: gunicorn_errors.ParseException) -> errors.ApiError:
     """Translate gunicorn's refusal of a request into ours, with the status gunicorn would send."""
-    text = str(exc)
     if isinstance(exc, gunicorn_errors.UnsupportedTransferCoding):
-        return errors.MalformedRequest(text, status=501)
+        return errors.MalformedRequest("Only 'Transfer-Encoding: chunked' is supported.", status=501)
     if isinstance(exc, gunicorn_errors.ExpectationFailed):
         return errors.MalformedRequest("Only 'Expect: 100-continue' is supported.", status=417)
     if isinstance(exc, gunicorn_errors.LimitRequestLine):
         return errors.MalformedRequest("The request line is too long.", status=414)
     if isinstance(exc, gunicorn_errors.LimitRequestHeaders):
         return errors.HeadTooLarge()
-    return errors.MalformedRequest("The HTTP request is malformed: " + text)
+    return errors.MalformedRequest(_MALFORMED + _printable(str(exc)))
+
+
+def _printable(text: str) -> str:
+    """What a parser complains of comes from the client: at most a line of ASCII of it is shown."""
+    return text.encode("ascii", "backslashreplace").decode()[:200]
 
 
 class Sweep:

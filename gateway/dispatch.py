@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from conf.schema import Config, Timeouts
 from gateway.access import Accountant
@@ -44,12 +43,13 @@ OUTCOMES = {
 }
 
 
-@dataclass(slots=True)
 class _Failed(Exception):
     """A try that did not lead to an answer; the client has seen nothing of it."""
 
-    error: errors.ApiError
-    outcome: Outcome
+    def __init__(self, error: errors.ApiError, outcome: Outcome) -> None:
+        super().__init__(error)
+        self.error = error
+        self.outcome = outcome
 
 
 class Dispatcher:
@@ -90,6 +90,12 @@ class Dispatcher:
             exchange.status, exchange.outcome = 499, "client_gone"
             phase = "waiting" if exchange.dispatched_at else "queued"
             self._accountant.count(definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase)
+        except BaseException:
+            if exchange.is_answered:
+                # Half an answer is out: nothing may follow it on this connection.
+                exchange.connection.gone = True
+                exchange.outcome = "internal_error"
+            raise
         finally:
             exchange.connection.unwatch()
             exchange.connection.deadline = FOREVER
@@ -137,6 +143,8 @@ class _Run:
                 return
             except _Failed as failed:
                 error = failed.error
+                if self._exchange.is_answered or failed.outcome is Outcome.CLIENT_ERROR:
+                    break  # a ping is out; or the request is at fault, and would be everywhere
             except NoCandidate:
                 error = error or errors.NoEndpoint(route.name)
         assert error is not None
@@ -184,7 +192,7 @@ class _Run:
             if verdict.cools_down and len(route.records) > 1:
                 # A model's only endpoint is not left alone: there is nobody else to ask.
                 dispatcher._marks.set(record.slot, time.monotonic() + self._config.router.cooldown_seconds)
-            if not verdict.may_retry or len(tried) > self._config.router.retries:
+            if exchange.is_answered or not verdict.may_retry or len(tried) > self._config.router.retries:
                 raise failed
 
     def _choose(self, route: ModelRoute, tried: set[int]) -> Choice:
@@ -255,8 +263,6 @@ class _Run:
             attempt.run(head, body)
             self._answer(attempt, request, record, timeouts, withhold_usage=injects_usage)
         except errors.UpstreamError as error:
-            if exchange.is_answered:
-                raise
             raise _Failed(error, classify(error)) from error
 
     def _attempt_deadlines(self, timeouts: Timeouts, request: RequestBody) -> AttemptDeadlines:
@@ -373,6 +379,7 @@ class _Run:
             sse=sse,
             tap=tap,
             ping=self._ping() if is_events and ping.mode != "off" else b"",
+            ends_with_done=exchange.head.path in _USAGE_ROUTES,
         )
         exchange.is_answered = True
         exchange.status = head.status
@@ -407,7 +414,7 @@ class _Run:
         if relay.failure is not None:
             _log.error("relay_failed", exc_info=relay.failure, extra={"request_id": exchange.request_id})
         # The client's side was ended short (or by an error event): nothing may follow on this connection.
-        self._connection.gone = True
+        self._connection.close_after = True
 
     def _take_usage(self, usage: Usage | None) -> None:
         if usage is not None:

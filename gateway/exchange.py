@@ -19,7 +19,7 @@ class Exchange:
             nothing else may answer.
         outcome: for metrics and log: `ok`, `client_gone`, `stream_broken`, or an error's code.
         served_model: name that went to the engine.
-        upstream_s: time spent with the engine that answered.
+        failure: what a hot route raised, on its way to falcon's error handlers.
         retries: attempts at further endpoints.
     """
 
@@ -39,11 +39,11 @@ class Exchange:
     queue_s: float = 0.0
     dispatched_at: float = 0.0
     first_at: float = 0.0
-    upstream_s: float = 0.0
     retries: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    failure: Exception | None = None
 
     def own_header_lines(self) -> bytes:
         """Return the gateway's own response headers, as lines ending in CRLF."""

@@ -14,12 +14,12 @@ comes. A body that the engine does not finish is not finished here either.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from enum import Enum
+from time import monotonic
 from typing import NamedTuple
 
-from gateway.channel import UPSTREAM
+from gateway.channel import NO_ROOM_TO_WRITE, NOTHING_TO_READ, UPSTREAM
 from gateway.connection import FOREVER, ClientConnection
 from gateway.core import errors
 from gateway.core.framing import BodyFraming, ChunkedDecoder, ChunkError, FramingKind, encode_chunk, whole_chunks
@@ -77,9 +77,11 @@ class Relay:
         "_connection",
         "_deadlines",
         "_decoder",
+        "_ends_with_done",
         "_engine",
         "_finish_with",
         "_head",
+        "_is_aligned",
         "_last_at",
         "_missing",
         "_on_data",
@@ -109,6 +111,7 @@ class Relay:
         sse: SseRelay | None = None,
         tap: UsageTap | None = None,
         ping: bytes = b"",
+        ends_with_done: bool = False,
     ) -> None:
         """Prepare to relay.
 
@@ -122,6 +125,8 @@ class Relay:
             sse: for an event stream: what happens to its events.
             tap: for other bodies: reads the usage on the way.
             ping: bytes that show life on a silent event stream.
+            ends_with_done: an event stream is whole only with `[DONE]`, or an error event, at its end. Asked
+                where its framing does not tell.
         """
         self.end: RelayEnd | None = None
         self.first_at = 0.0
@@ -131,18 +136,20 @@ class Relay:
         self._client = connection.channel
         self._upstream = upstream
         self._engine = upstream.channel
-        self._recv = upstream.channel.recv_or_none
-        self._send = connection.channel.send_some
+        self._recv = upstream.channel.sock.recv
+        self._send = connection.channel.sock.send
         self._head = head
         self._deadlines = deadlines
         self._sse = sse
         self._tap = tap
         self._ping = ping
+        self._ends_with_done = ends_with_done
         self._backlog: list[bytes | memoryview] = []
         self._stalled_at = 0.0
         self._finish_with: RelayEnd | None = None
-        self._last_at = self._pinged_at = time.monotonic()
+        self._last_at = self._pinged_at = monotonic()
         self._decoder: ChunkedDecoder | None = None
+        self._is_aligned = client_http11  # between chunks, so that whole ones may pass as they are
         self._missing = 0
         self._on_data: Callable[[bytes], None]
         if framing.kind is FramingKind.CHUNKED:
@@ -169,7 +176,7 @@ class Relay:
             self._finish(RelayEnd.COMPLETE)
         elif rest:
             self._take(rest)
-        elif self._head:
+        if self._head and self.end is None:
             self._push(b"")
         try:
             if self.end is None:
@@ -190,15 +197,18 @@ class Relay:
     # The engine's side. These run in the hub; no switch.
 
     def _on_engine_readable(self) -> None:
+        # The socket's own methods, not the channel's: this runs for every event.
         try:
             data = self._recv(READ_BYTES)
+        except NOTHING_TO_READ:
+            return
         except OSError:
             self._break_off(RelayEnd.UPSTREAM_BROKE)
             return
         if data:
-            self._last_at = time.monotonic()
+            self._last_at = monotonic()
             self._take(data)
-        elif data is not None:
+        else:
             self._end_of_file()
 
     def _take(self, data: bytes) -> None:
@@ -213,20 +223,21 @@ class Relay:
             self._break_off(RelayEnd.FAILED)
 
     def _chunked_events(self, data: bytes) -> None:
-        sse, decoder = self._sse, self._decoder
+        sse = self._sse
         assert sse is not None
-        assert decoder is not None
-        if decoder.is_between_chunks and self.client_http11:
+        if self._is_aligned:
             payload = whole_chunks(data)
             if payload is not None:
                 events = sse.feed(payload)
                 if events is payload:
                     self._push(data)
-                    return
-                if events:
+                elif events:
                     self._push_event_bytes(events)
                 return
+        decoder = self._decoder
+        assert decoder is not None
         events = sse.feed(decoder.feed(data))
+        self._is_aligned = self.client_http11 and decoder.is_between_chunks
         if decoder.done:
             events += sse.finish()
         if events:
@@ -282,8 +293,11 @@ class Relay:
             self._break_off(RelayEnd.UPSTREAM_BROKE)
             return
         # A body without a length ends with the connection, and nothing tells a whole one from one cut short,
-        # but that an event stream has to end between two events.
-        if self._sse is not None and self._sse.has_partial:
+        # but that an event stream has to end between two events, and some with `[DONE]`.
+        sse = self._sse
+        if sse is not None and (
+            sse.has_partial or (self._ends_with_done and not sse.saw_done and not sse.saw_error)
+        ):
             self._break_off(RelayEnd.UPSTREAM_BROKE)
             return
         self._finish_body(has_stray_bytes=True)
@@ -312,23 +326,26 @@ class Relay:
             return
         try:
             sent = self._send(data)
+        except NO_ROOM_TO_WRITE:
+            sent = 0
         except OSError:
             self._on_client_gone()
             return
         if not self.first_at and (self._sse is None or self._sse.first_data):
             self.first_at = self._last_at
         if sent != len(data):
+            now = self._stalled_at = monotonic()
             self._backlog.append(memoryview(data)[sent:])
-            self._stalled_at = self._last_at
             self._engine.stop_reading()
             self._client.start_writing(self._on_client_writable)
+            self._schedule(now)
 
     def _on_client_writable(self) -> None:
         backlog = self._backlog
-        now = time.monotonic()
+        now = monotonic()
         try:
             while backlog:
-                sent = self._send(backlog[0])
+                sent = self._client.send_some(backlog[0])
                 if sent:
                     self._stalled_at = now
                 if sent < len(backlog[0]):
@@ -345,6 +362,7 @@ class Relay:
         else:
             self._last_at = now
             self._engine.start_reading(self._on_engine_readable)
+            self._schedule(now)
 
     def _on_client_gone(self) -> None:
         self._connection.gone = True
@@ -362,6 +380,8 @@ class Relay:
             if self.client_http11:
                 # The error event is the sign; without the last chunk some clients drop it with the connection.
                 self._push(LAST_CHUNK)
+        elif self._head:
+            self._push(b"")
         self._finish(end)
 
     def _finish(self, end: RelayEnd) -> None:
@@ -384,19 +404,24 @@ class Relay:
         """Tell the sweep when to look at this relay again: at the earliest time at which anything may be due."""
         deadlines = self._deadlines
         if self._stalled_at:
-            self._connection.deadline = min(self._stalled_at + deadlines.write_s, deadlines.total)
+            due = self._stalled_at + deadlines.write_s
+            self._connection.deadline = due if self._finish_with is not None else min(due, deadlines.total)
             return
-        due = self._last_at + deadlines.idle_s if self.first_at else deadlines.first_byte
+        # Before the first byte the idle time does not count, but the first byte does not come here to say so:
+        # the sweep has to look again within that time.
+        due = self._last_at + deadlines.idle_s if self.first_at else min(deadlines.first_byte, now + deadlines.idle_s)
         if self._ping:
             due = min(due, max(self._last_at, self._pinged_at) + deadlines.ping_s)
         self._connection.deadline = min(due, deadlines.total)
 
     def _on_deadline(self, now: float) -> None:
         deadlines = self._deadlines
-        if self._connection.shutdown:
-            self._break_off(RelayEnd.SHUTTING_DOWN)
-        elif self._stalled_at and now >= self._stalled_at + deadlines.write_s:
+        if self._stalled_at and now >= self._stalled_at + deadlines.write_s:
             self._on_client_gone()
+        elif self._finish_with is not None:
+            pass  # all has been said, and the client is still reading it
+        elif self._connection.shutdown:
+            self._break_off(RelayEnd.SHUTTING_DOWN)
         elif now >= deadlines.total:
             self._break_off(RelayEnd.UPSTREAM_TIMEOUT)
         elif not self._stalled_at:

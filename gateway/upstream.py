@@ -98,7 +98,7 @@ class UpstreamPool:
         """
         # `_new_conn` is how urllib3's own pools make a connection with the pool's TLS settings;
         # there is no public way to have one without sending a request.
-        connection = self._factory._new_conn()
+        connection: Any = self._factory._new_conn()
         connection.timeout = timeout_s or None
         try:
             connection.connect()

@@ -31,7 +31,7 @@ from conf.child import die_with_parent, parse_arguments  # noqa: E402
 from conf.load import decode  # noqa: E402
 from conf.schema import Config  # noqa: E402
 from gateway.access import Accountant  # noqa: E402
-from gateway.app import make_app  # noqa: E402
+from gateway.app import RELAYED_PATHS, make_app  # noqa: E402
 from gateway.connection import Sweep  # noqa: E402
 from gateway.dispatch import Dispatcher  # noqa: E402
 from gateway.routing import EndpointSignals, Routing  # noqa: E402
@@ -101,7 +101,7 @@ class GatewayWorker(GeventWorker):
         )
         self._sweep = Sweep()
         app = make_app(self._dispatcher, self._current_routing, lambda: self._http.is_draining)
-        self._http = HttpServer(app, config, self.cfg, self._sweep, self._accountant, rng)
+        self._http = HttpServer(app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run)
         self._sweep.hooks.append(self._pools.close_idle)
         self._sweep.start()
         servers = [self._listen(sock, config) for sock in self.sockets]
@@ -241,7 +241,9 @@ class Workers(BaseApplication):
             "logger_class": _RoutedLogger,
             "control_socket_disable": True,
             "header_map": "drop",
-            "http_parser": "fast",
+            # The careful one of the two parsers; `gateway.connection` itself uses the quick one.
+            "http_parser": "python",
+            "limit_request_line": 8190,
             "worker_tmp_dir": "/dev/shm",
             "child_exit": self._give_back,
         }.items():

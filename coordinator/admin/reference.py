@@ -59,6 +59,9 @@ COST = """\
 Measured with 8 workers on one core: 1.2 ms with 5 models and 16 endpoints (550 lines), 7 ms with 50 models
 (3,700 lines), 56 ms with 50 models and 1,000 endpoints (9,800 lines). It costs the workers nothing, and other
 work of the coordinator goes on between two metrics.
+
+Watching 16 engines that publish 64 KB each, every 2 s, takes the coordinator 1.7 % of one core and 43 MB;
+with no endpoints it takes 0.2 %.
 """
 
 

@@ -17,6 +17,7 @@ from gevent.pool import Pool
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from conf.values import ListenAddress
+from gateway.core.errors import MalformedRequest
 
 # Operators, their dashboards and a few Prometheus; the next one waits in the backlog.
 MAX_CONNECTIONS = 64
@@ -51,12 +52,30 @@ def open_listener(address: ListenAddress) -> socket.socket:
         gevent.sleep(_BIND_RETRY_S)
 
 
+LOG = logging.getLogger(__name__)
+
+
 class _Handler(WSGIHandler):
-    """A connection whose silence ends it."""
+    """A connection whose silence ends it, and whose nonsense is no news."""
 
     def __init__(self, sock: socket.socket, address: object, server: WSGIServer) -> None:
         sock.settimeout(SILENCE_S)
         super().__init__(sock, address, server)
+
+    def log_error(self, msg: str, *args: object) -> None:
+        """Take what pywsgi has to say about requests it cannot read."""
+        LOG.debug("admin_request_malformed", extra={"detail": msg % args if args else msg})
+
+    def _handle_client_error(self, ex: Exception) -> tuple[str, bytes]:
+        """Answer a request that cannot be read; pywsgi would print a traceback for some."""
+        self.log_error("%r", ex)
+        error = MalformedRequest()
+        body = error.body()
+        head = (
+            f"HTTP/1.1 {error.status_line}\r\nconnection: close\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        return str(error.status), head.encode() + body
 
 
 class AdminServer:
@@ -68,7 +87,6 @@ class AdminServer:
     """
 
     def __init__(self, listeners: Sequence[socket.socket], application: object) -> None:
-        log = logging.getLogger(__name__)
         pool = Pool(MAX_CONNECTIONS)
         self._servers = [
             WSGIServer(
@@ -77,7 +95,7 @@ class AdminServer:
                 spawn=pool,
                 handler_class=_Handler,
                 log=None,  # requests of operators are no news
-                error_log=log,
+                error_log=LOG,
             )
             for listener in listeners
         ]

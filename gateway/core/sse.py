@@ -224,24 +224,22 @@ class SseRelay:
 
     def _take_usage(self, events: bytes) -> bytes:
         """Read the usage, and take out the chunk that holds nothing else if it is to be withheld."""
-        kept: list[bytes] = []
-        is_withheld = False
         latest: Usage | None = None
         # From the end: the last report counts, and with continuous usage each event of a burst holds one.
-        for event in reversed(list(split_events(events))):
+        for event in _from_the_end(events):
             if b'"usage"' in event:
-                data = _data_in_place(event)
-                if latest is None or latest.prompt_tokens is None or latest.completion_tokens is None:
-                    usage = usage_of(data)
-                    if usage is not None:
-                        latest = usage if latest is None else usage.updated(latest)
-                if self._withhold_usage and _is_usage_chunk(data):
-                    is_withheld = True
-                    continue
-            kept.append(event)
+                usage = usage_of(_data_in_place(event))
+                if usage is not None:
+                    latest = usage if latest is None else usage.updated(latest)
+                    if latest.prompt_tokens is not None and latest.completion_tokens is not None:
+                        break
         if latest is not None:
             self.usage = latest if self.usage is None else self.usage.updated(latest)
-        return b"".join(reversed(kept)) if is_withheld else events
+        if not self._withhold_usage:
+            return events
+        pieces = list(split_events(events))
+        kept = [piece for piece in pieces if b'"usage"' not in piece or not _is_usage_chunk(piece)]
+        return events if len(kept) == len(pieces) else b"".join(kept)
 
     # Renaming.
 
@@ -355,12 +353,26 @@ def _data_in_place(event: bytes) -> bytes:
     return (b"   " if event.startswith(_BOM) else b"") + b"".join(masked)
 
 
-def _is_usage_chunk(data: bytes) -> bool:
+def _from_the_end(events: bytes) -> Iterator[bytes]:
+    """Yield what `split_events` yields, the last piece first."""
+    if b"\r" in events:
+        yield from reversed(list(split_events(events)))
+        return
+    end = len(events)
+    while end > 0:
+        start = events.rfind(b"\n\n", 0, end - 2) + 2
+        if start < 2:
+            start = 0
+        yield events[start:end]
+        end = start
+
+
+def _is_usage_chunk(event: bytes) -> bool:
     try:
-        event = _decode_event(data)
+        chunk = _decode_event(_data_in_place(event))
     except (msgspec.MsgspecError, RecursionError):
         return False
-    return event.choices == [] and bytes(event.usage)[:1] == b"{"
+    return chunk.choices == [] and bytes(chunk.usage)[:1] == b"{"
 
 
 def _has_error(events: bytes) -> bool:

@@ -21,7 +21,10 @@ import msgspec
 WHOLE_BODY_BYTES = 64 * 1024
 """Up to this size a body is parsed as it is; of a longer one only the last so many bytes are looked at."""
 
-_USAGE_OBJECT = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*\{')
+USAGE_MAX_BYTES = 4096
+
+_usage_object = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*\{').match
+_braces = re.compile(rb"[{}]").finditer
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +151,23 @@ def _last_usage_in(tail: bytes) -> Usage | None:
 
     Quotes inside of strings are escaped, so `"usage":{` cannot stand in the text of an answer.
     """
-    last = deque(_USAGE_OBJECT.finditer(tail), maxlen=1)
-    if not last:
-        return None
-    start = last[0].end() - 1
+    at = tail.rfind(b'"usage"')
+    while at >= 0:
+        found = _usage_object(tail, at)
+        if found is not None:
+            return _usage_at(tail, found.end() - 1)
+        at = tail.rfind(b'"usage"', 0, at)
+    return None
+
+
+def _usage_at(data: bytes, start: int) -> Usage | None:
+    """Read the usage object at `start`; no string in one holds a brace."""
     depth = 0
-    for at in range(start, min(len(tail), start + 4096)):
-        # No string inside a usage object holds a brace.
-        if tail[at] == 0x7B:
-            depth += 1
-        elif tail[at] == 0x7D:
-            depth -= 1
-            if depth == 0:
-                try:
-                    return _decode_usage(tail[start : at + 1]).counts()
-                except msgspec.MsgspecError:
-                    return None
+    for brace in _braces(data, start, start + USAGE_MAX_BYTES):
+        depth += 1 if brace[0] == b"{" else -1
+        if depth == 0:
+            try:
+                return _decode_usage(data[start : brace.end()]).counts()
+            except msgspec.MsgspecError:
+                return None
     return None

@@ -6,6 +6,7 @@ would stop this test, not slow it down. No time is measured.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 
 line_ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
 texts = st.one_of(
-    st.text(alphabet="aé北🙂\u2028\x00 :\"\\", max_size=12).map(str.encode),
+    st.text(alphabet='aé北🙂\u2028\x00 :"\\', max_size=12).map(str.encode),
     st.binary(max_size=12).map(lambda data: data.translate(None, b"\r\n")),
     st.sampled_from([b"[DONE]", b'{"usage":null}', b'{"model":"x","usage":{}}', b"{", b"error"]),
     st.sampled_from([10_000, 70_000, 1_200_000]).map(lambda size: b"x" * size),
@@ -63,7 +64,9 @@ texts = st.one_of(
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
     """A line without its end, not empty."""
-    name = draw(st.sampled_from([b"data: ", b"data:", b"data: {", b": ", b"event: ", b"id:", b"retry", b"", b"x"]))
+    name = draw(
+        st.sampled_from([b"data: ", b"data:", b"data: {", b": ", b"event: ", b"id:", b"retry", b"", b"x"])
+    )
     return (name + draw(texts)) or b":"
 
 
@@ -85,7 +88,7 @@ def cuts_of(draw: st.DrawFn, data: bytes, most: int = 8) -> list[bytes]:
     if likely:
         place = st.one_of(place, st.sampled_from(likely))
     places = sorted({0, len(data), *draw(st.lists(place, max_size=most))})
-    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(places)]
 
 
 def whole_events(stream: bytes) -> int:
@@ -209,7 +212,9 @@ def test_connections_are_reused_and_nothing_is_left_in_flight(stand: Stand) -> N
         with RawClient(stand.gateway.url) as client:
             client.post(BODY)
             request = stand.engine.next_request()
-            request.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 14\r\n\r\n" + DONE)
+            request.send(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 14\r\n\r\n" + DONE
+            )
             assert client.read_all() == DONE
             request.finish()
     last = stand.engine.requests[seen:]

@@ -18,7 +18,9 @@ def in_flight(gateway: Gateway) -> int:
 
 def wait_idle(gateway: Gateway, timeout: float = 5.0) -> None:
     """Wait until every in-flight count has been given back."""
-    wait_until(lambda: in_flight(gateway) == 0, timeout, lambda: f"in flight: {in_flight(gateway)}", interval=0.02)
+    wait_until(
+        lambda: in_flight(gateway) == 0, timeout, lambda: f"in flight: {in_flight(gateway)}", interval=0.02
+    )
 
 
 def line_of(gateway: Gateway, request_id: str, timeout: float = 5.0) -> dict[str, Any]:
@@ -37,3 +39,20 @@ def settled(gateway: Gateway, request_id: str, timeout: float = 5.0) -> dict[str
     line = line_of(gateway, request_id, timeout)
     wait_idle(gateway, timeout)
     return line
+
+
+class Ledger:
+    """The metrics as they were, to tell what was counted since."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._before = gateway.metrics()
+
+    def grew(self, name: str, **labels: str) -> float:
+        """Return by how much the samples of `name` that carry `labels` have grown together."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            value - self._before.get(sample, 0.0)
+            for sample, value in self._gateway.metrics().items()
+            if sample.partition("{")[0] == name and all(label in sample for label in wanted)
+        )

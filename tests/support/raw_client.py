@@ -92,6 +92,10 @@ class RawClient:
         self._parser.send(h11.EndOfMessage())
         self.sock.sendall(data + body)
 
+    def expect_response(self) -> None:
+        """Read the response to a request that has been sent by other means; call `head` before."""
+        self._parser.send(h11.EndOfMessage())
+
     @property
     def status(self) -> int:
         """Status of the response; waits for its head."""

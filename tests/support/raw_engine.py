@@ -17,19 +17,21 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import queue
 import re
 import socket
 import struct
+import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.support.scripted_engine import METRICS, models, response
 from tests.support.wait import wait_until
 
-SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -44,9 +46,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 def event(text: str) -> bytes:
     """Return a chat chunk with `text` as an event."""
-    return b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (
-        text.encode()
-    )
+    return b'data: {"object":"x","choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text.encode()
 
 
 @dataclass(eq=False)
@@ -56,6 +56,7 @@ class RawRequest:
     Attributes:
         head: with its empty line.
         body: b"" if the engine does not read bodies.
+        port: of the engine it reached.
         connection: number of the connection, from 0 in the order of their first POST.
         nth: how many POSTs the connection has carried before this one.
     """
@@ -63,6 +64,7 @@ class RawRequest:
     sock: socket.socket
     head: bytes
     body: bytes
+    port: int
     connection: int
     nth: int
     _finished: threading.Event = field(default_factory=threading.Event)
@@ -117,6 +119,11 @@ class RawRequest:
         self.close()
         return time.monotonic() - started
 
+    def is_received(self) -> bool:
+        """Tell whether the gateway's kernel has acknowledged everything sent."""
+        left = fcntl.ioctl(self.sock, termios.TIOCOUTQ, struct.pack("i", 0))
+        return bool(struct.unpack("i", left)[0] == 0)
+
     def is_open(self) -> bool:
         """Tell whether the gateway still holds this connection; reads nothing."""
         self.sock.settimeout(0)
@@ -129,25 +136,35 @@ class RawRequest:
 
 
 class RawEngine:
-    """A server on a free port of 127.0.0.1; serves `chat-model`.
+    """A server on a free port of 127.0.0.1.
+
+    Args:
+        serves: names of models it lists.
+        inbox: where POSTs go; several engines may share one.
 
     Attributes:
         requests: every POST, oldest first.
         answer: called with each POST in the connection's own thread, instead of `next_request`.
         reads_bodies: whether a request's body is read before the test gets it.
-        receive_buffer: bytes; small, so that a body that nobody reads stays with its sender.
+            If not, its receive buffer is small, so that a large body stays with its sender.
     """
 
-    def __init__(self, *, reads_bodies: bool = True, model: str = "chat-model") -> None:
+    def __init__(
+        self,
+        *,
+        reads_bodies: bool = True,
+        serves: Sequence[str] = ("chat-model",),
+        inbox: queue.Queue[RawRequest] | None = None,
+    ) -> None:
         self.requests: list[RawRequest] = []
         self.answer: Callable[[RawRequest], None] | None = None
         self.reads_bodies = reads_bodies
         self._fixed = {
             b"/health": response(),
-            b"/v1/models": models(model),
+            b"/v1/models": models(*serves),
             b"/metrics": response(METRICS),
         }
-        self._queue: queue.Queue[RawRequest] = queue.Queue()
+        self.inbox: queue.Queue[RawRequest] = inbox or queue.Queue()
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._connections = 0
@@ -165,10 +182,19 @@ class RawEngine:
         """Address for `endpoints[].url`."""
         return f"http://127.0.0.1:{self.port}"
 
+    def drop_unseen(self) -> list[RawRequest]:
+        """Return the POSTs that the test did not take, and close them."""
+        unseen = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                unseen.append(self.inbox.get_nowait())
+                unseen[-1].close()
+        return unseen
+
     def next_request(self, timeout: float = 10.0) -> RawRequest:
         """Wait for the next POST."""
         try:
-            return self._queue.get(timeout=timeout)
+            return self.inbox.get(timeout=timeout)
         except queue.Empty:
             raise AssertionError(f"no request reached the engine within {timeout:g} s") from None
 
@@ -239,13 +265,13 @@ class RawEngine:
                     have += len(data)
                 buffer = b"".join(pieces)
                 body, buffer = buffer[:length], buffer[length:]
-            request = RawRequest(sock, head, body, number, nth)
+            request = RawRequest(sock, head, body, self.port, number, nth)
             nth += 1
             self.requests.append(request)
             if self.answer is not None:
                 self.answer(request)
                 request.finish()
             else:
-                self._queue.put(request)
+                self.inbox.put(request)
             request._finished.wait()
             sock.settimeout(None)

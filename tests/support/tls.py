@@ -12,18 +12,19 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A self-signed certificate for 127.0.0.1, ::1 and localhost; trust it as its own authority."""
+    """A self-signed certificate; trust it as its own authority."""
 
     cert: Path
     key: Path
 
 
-def self_signed(directory: Path) -> Certificate:
-    """Make a certificate with the `openssl` program; skips the test where there is none."""
+def self_signed(directory: Path, names: str = "IP:127.0.0.1,IP:::1,DNS:localhost") -> Certificate:
+    """Make a certificate for `names` with the `openssl` program; skips the test where there is none."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl program to make a certificate")
+    directory.mkdir(exist_ok=True)
     made = Certificate(directory / "cert.pem", directory / "key.pem")
-    names = "subjectAltName=IP:127.0.0.1,IP:::1,DNS:localhost"
+    names = f"subjectAltName={names}"
     curve = "ec_paramgen_curve:prime256v1"
     command = f"req -x509 -newkey ec -pkeyopt {curve} -nodes -days 2 -subj /CN=sim -addext {names}"
     subprocess.run(

@@ -16,7 +16,8 @@ Source: plan §7.3; the interfaces follow llm-d's endpoint picker.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
+from operator import add, itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -69,7 +70,7 @@ class Request(msgspec.Struct, frozen=True):
         excluded: slots that must not be chosen, because this request has been there.
     """
 
-    excluded: Container[int] = ()
+    excluded: Collection[int] = ()
 
 
 _COLUMNS: Final = Fleet._fields[1:]
@@ -205,8 +206,9 @@ class Pipeline:
 
     def _only(self, fleet: Fleet, candidates: list[int]) -> Fleet:
         """Narrow to the candidates what scorers need; the other columns are empty."""
+        take = itemgetter(*candidates)  # at least two, so it returns tuples
         columns: list[Any] = [
-            [column[i] for i in candidates] if name in self._score_needs else ()
+            take(column) if name in self._score_needs else ()
             for name, column in zip(_COLUMNS, fleet[1:], strict=True)
         ]
         return Fleet(fleet.now, *columns)
@@ -215,19 +217,23 @@ class Pipeline:
         totals: list[float] = []
         for scorer, weight in self._scorers:
             scores = scorer.score(request, candidates)
-            if totals:
-                totals = [
-                    total + weight * (score if 0.0 <= score <= 1.0 else _clamp(score))
-                    for total, score in zip(totals, scores, strict=True)
-                ]
+            # Three passes in C cost less than one look at each score; the sum tells NaN.
+            if not (min(scores) >= 0.0 and max(scores) <= 1.0 and sum(scores) >= 0.0):
+                scores = list(map(_clamp, scores))
+            if not totals:
+                totals = scores if weight == 1.0 else [weight * score for score in scores]
+            elif weight == 1.0:
+                totals = list(map(add, totals, scores))
             else:
-                totals = [weight * (score if 0.0 <= score <= 1.0 else _clamp(score)) for score in scores]
+                totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
         return totals
 
 
 def _clamp(score: float) -> float:
     """Cut to [0, 1]; NaN is 0."""
-    return 1.0 if score > 1.0 else 0.0
+    if score >= 1.0:
+        return 1.0
+    return score if score > 0.0 else 0.0
 
 
 def _usable_at(request: Request, fleet: Fleet) -> float | None:

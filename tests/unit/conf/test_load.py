@@ -12,7 +12,7 @@ import pytest
 
 from conf.errors import ConfigError, Problem
 from conf.load import decode, encode, load
-from conf.schema import Config, Endpoint, Model, RoutingProfile
+from conf.schema import Config, Endpoint, Model, Pool, RoutingProfile
 
 BASE = """\
 auth: {enabled: false}
@@ -20,6 +20,15 @@ models:
   - {name: chat-model, aliases: [gpt]}
 endpoints:
   - {id: a, model: chat-model, url: http://127.0.0.1:9001}
+"""
+
+BANDS = """\
+router:
+  admission:
+    default_band: live
+    bands:
+      - {name: live, priority: 2, saturation_ceiling: 1.0}
+      - {name: bulk, priority: 1, saturation_ceiling: 0.5}
 """
 
 
@@ -101,6 +110,36 @@ endpoints:
     }
 
 
+def test_bands_rank_by_priority_wherever_they_stand(tmp_path: Path) -> None:
+    text = """\
+auth: {enabled: false}
+router:
+  admission:
+    default_band: probe
+    bands:
+      - {name: bulk, priority: -5, saturation_ceiling: 0.5}
+      - {name: probe, priority: 9, saturation_ceiling: 1000}
+      - {name: live, priority: 3, saturation_ceiling: 0.5}
+"""
+    bands = read(tmp_path, text).router.admission.bands_by_rank
+    assert [band.name for band in bands] == ["probe", "live", "bulk"]
+
+
+def test_the_bands_of_the_schema_are_those_of_the_plan(tmp_path: Path) -> None:
+    bands = read(tmp_path, BASE).router.admission.bands_by_rank
+    assert [(band.name, band.priority, band.saturation_ceiling) for band in bands] == [
+        ("platinum", 400, 1.0),
+        ("gold", 300, 0.85),
+        ("silver", 200, 0.6),
+        ("bronze", 100, 0.3),
+    ]
+
+
+def test_a_pool_may_say_none_where_it_wants_no_figure_of_its_own(tmp_path: Path) -> None:
+    text = BASE + "pools: {default: {max_concurrent: null, kv_ceiling: ~, stuck_after: 5m}}\n"
+    assert read(tmp_path, text).pools == {"default": Pool(stuck_after=300.0)}
+
+
 def test_a_model_takes_the_deadlines_it_does_not_name_from_the_router(tmp_path: Path) -> None:
     config = read(
         tmp_path,
@@ -177,7 +216,11 @@ BAD_FILES = {
     "auth": ("workers: 1\n", "llmgw.yaml:1: auth.enabled: keys are not available in this version; set auth.enabled: false"),
     "auth-on": ("workers: 1\nauth:\n  enabled: true\n", "llmgw.yaml:3: auth.enabled: keys are not available"),
     "url": (BASE.replace("9001", "9001/v1"), "llmgw.yaml:5: endpoints[0].url: ends in /v1"),
-    "missing": (BASE.replace("id: a, ", ""), "llmgw.yaml:5: endpoints[0].id: is missing"),
+    "missing": (BASE.replace("model: chat-model, url", "url"), "llmgw.yaml:5: endpoints[0].model: is missing"),
+    "no_id_can_be_made": (
+        BASE.replace("id: a, ", "").replace("127.0.0.1:9001", "höst:9001"),
+        "llmgw.yaml:5: endpoints[0].id: is missing, and host and port of the url do not make a name",
+    ),
     "id": (BASE.replace("id: a", "id: 'a b'"), "llmgw.yaml:5: endpoints[0].id: must match"),
     "engine": (BASE.replace("9001}", "9001, engine: vlm}"), 'llmgw.yaml:5: endpoints[0].engine: did you mean "vllm"? allowed: llamacpp, sglang, sim, vllm'),
     "endpoint-twice": (BASE + "  - {id: a, model: chat-model, url: http://a:1}\n", 'llmgw.yaml:6: endpoints[1].id: "a" is already the id of endpoints[0]'),
@@ -201,6 +244,24 @@ BAD_FILES = {
     "metrics-engine": (BASE + "router: {metrics: {vlm: {}}}\n", 'llmgw.yaml:6: router.metrics.vlm: unknown engine; did you mean "vllm"?'),
     "metrics-place": (BASE + "router: {metrics: {vllm: {waiting: [a, b c]}}}\n", "llmgw.yaml:6: router.metrics.vllm.waiting[1]: is no metric name; allowed: NAME"),
     "metrics-labels": (BASE + "router: {metrics: {vllm: {waiting: 'a{b,c}'}}}\n", "llmgw.yaml:6: router.metrics.vllm.waiting: has labels that cannot be read"),
+    "band-none": (BASE + "router: {admission: {bands: []}}\n", "llmgw.yaml:6: router.admission.bands: needs 1 to 16 bands"),
+    "band-many": (BASE + BANDS + "".join(f"      - {{name: b{n}, priority: -{n}, saturation_ceiling: 0.1}}\n" for n in range(15)), "llmgw.yaml:10: router.admission.bands: needs 1 to 16 bands"),
+    "band-name": (BASE + BANDS.replace("name: bulk", "name: 'a b'"), "llmgw.yaml:11: router.admission.bands[1].name: must match"),
+    "band-name-twice": (BASE + BANDS.replace("name: bulk", "name: live"), 'llmgw.yaml:11: router.admission.bands[1].name: "live" is already the name of bands[0]'),
+    "band-priority-twice": (BASE + BANDS.replace("priority: 1", "priority: 2"), "llmgw.yaml:11: router.admission.bands[1].priority: 2 is already the priority of bands[0]"),
+    "band-priority": (BASE + BANDS.replace("priority: 1", "priority: low"), "llmgw.yaml:11: router.admission.bands[1].priority: needs a whole number"),
+    "band-ceiling": (BASE + BANDS.replace("0.5", "0"), "llmgw.yaml:11: router.admission.bands[1].saturation_ceiling: 0 is out of range (more than 0)"),
+    "band-inverted": (BASE + BANDS.replace("0.5", "1.5"), 'llmgw.yaml:11: router.admission.bands[1].saturation_ceiling: 1.5 is above the ceiling of "live", 1, which has more priority'),
+    "band-default": (BASE + BANDS.replace("default_band: live", "default_band: life"), 'llmgw.yaml:8: router.admission.default_band: unknown band; did you mean "live"? allowed: bulk, live'),
+    "band-default-of-the-schema": (BASE + BANDS.replace("    default_band: live\n", ""), "llmgw.yaml:8: router.admission.default_band: unknown band; allowed: bulk, live"),
+    "queue-ttl": (BASE + "router: {admission: {queue_ttl: 0}}\n", "llmgw.yaml:6: router.admission.queue_ttl: must be more than 0"),
+    "queue-capacity": (BASE + "router: {admission: {queue_capacity: 100}}\n", "llmgw.yaml:6: router.admission.queue_capacity: is less than queue_capacity_per_band, 2000"),
+    "aggregate": (BASE + "router: {admission: {aggregate: p99}}\n", 'llmgw.yaml:6: router.admission.aggregate: did you mean "p90"? allowed: mean, p90'),
+    "kv-ceiling": (BASE + "router: {admission: {kv_ceiling: 90}}\n", "llmgw.yaml:6: router.admission.kv_ceiling: 90 is out of range (more than 0 and at most 1)"),
+    "pool-unused": (BASE + "pools: {defaults: {}}\n", 'llmgw.yaml:6: pools.defaults: no endpoint names this pool; did you mean "default"? allowed: default'),
+    "pool-cap": (BASE + "pools: {default: {max_concurrent: 0}}\n", "llmgw.yaml:6: pools.default.max_concurrent: 0 is out of range (at least 1)"),
+    "pool-kv": (BASE + "pools: {default: {kv_ceiling: 2}}\n", "llmgw.yaml:6: pools.default.kv_ceiling: 2 is out of range (more than 0 and at most 1)"),
+    "batch-capacity": (BASE.replace("9001}", "9001, batch_capacity: 0}"), "llmgw.yaml:5: endpoints[0].batch_capacity: 0 is out of range (at least 1)"),
     "metrics-field": (BASE + "router: {metrics: {vllm: {waitng: x}}}\n", 'llmgw.yaml:6: router.metrics.vllm.waitng: unknown contract field; did you mean "waiting"?'),
 }  # fmt: skip
 
@@ -382,3 +443,9 @@ def test_without_variables_given_the_process_environment_is_read(
     monkeypatch.setenv("LLMGW_WORKERS", "5")
     (tmp_path / "llmgw.yaml").write_text(BASE)
     assert load(tmp_path / "llmgw.yaml").workers == 5
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:9001", "[::1]:9001", "node_1.example"])
+def test_an_endpoint_without_an_id_is_called_by_host_and_port(place: str, tmp_path: Path) -> None:
+    config = read(tmp_path, BASE.replace("id: a, ", "").replace("http://127.0.0.1:9001", f"'http://{place}'"))
+    assert [endpoint.id for endpoint in decode(encode(config)).endpoints] == [place]

@@ -3,7 +3,7 @@
 import msgspec
 
 from conf.reload import ReloadPlan, diff, restart_keys
-from conf.schema import Config, Endpoint, Log, Model, Router, RoutingProfile, Timeouts
+from conf.schema import Admission, Band, Config, Endpoint, Log, Model, Router, RoutingProfile, Timeouts
 
 A = Endpoint(id="a", model="m", url="http://a:1")
 B = Endpoint(id="b", model="m", url="http://b:1")
@@ -50,6 +50,17 @@ def test_listeners_and_processes_need_a_restart() -> None:
     assert plan.needs_restart == ("listen", "log.level", "workers")
 
 
+def test_bands_need_a_restart_and_what_stands_beside_them_does_not() -> None:
+    bands = (Band(name="gold", priority=1, saturation_ceiling=1.0), *Admission().bands[2:])
+    new = msgspec.structs.replace(
+        BASE, router=Router(admission=Admission(bands=bands, queue_ttl=5.0, default_band="gold"))
+    )
+    plan = diff(BASE, new)
+    assert "router.admission.queue_ttl" in plan.changed
+    assert plan.needs_restart
+    assert all(key.startswith("router.admission.bands[") for key in plan.needs_restart)
+
+
 def test_the_keys_that_need_a_restart_are_those_of_the_schema() -> None:
     assert restart_keys() == {
         "listen",
@@ -59,4 +70,5 @@ def test_the_keys_that_need_a_restart_are_those_of_the_schema() -> None:
         "instance",
         "max_connections",
         "log",
+        "router.admission.bands",
     }

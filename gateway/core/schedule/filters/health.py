@@ -18,4 +18,6 @@ class Health:
     def keep(self, request: Request, fleet: Fleet, candidates: list[int]) -> list[int]:
         """Keep the healthy ones."""
         state, until, now = fleet.state, fleet.cooldown_until, fleet.now
+        if DOWN not in state and max(until, default=0.0) <= now:
+            return candidates
         return [i for i in candidates if state[i] != DOWN and until[i] <= now]

@@ -16,5 +16,7 @@ class MaxScore:
     def pick(self, fleet: Fleet, candidates: list[int], totals: list[float], rng: random.Random) -> int:
         """Take the best."""
         best = max(totals)
+        if totals.count(best) == 1:
+            return candidates[totals.index(best)]
         ties = [i for i, total in zip(candidates, totals, strict=True) if total == best]
-        return ties[0] if len(ties) == 1 else ties[int(rng.random() * len(ties))]
+        return ties[int(rng.random() * len(ties))]

@@ -17,9 +17,12 @@ class Kv:
 
     def score(self, request: Request, candidates: Fleet) -> list[float]:
         """Score by KV occupancy."""
+        state = candidates.state
+        if state.count(READY) == len(state):
+            return [1.0 - kv if kv < CEILING else _not_below_ceiling(kv) for kv in candidates.kv]
         return [
             (1.0 - kv if kv < CEILING else _not_below_ceiling(kv)) if each == READY else score_unscraped(each)
-            for each, kv in zip(candidates.state, candidates.kv, strict=True)
+            for each, kv in zip(state, candidates.kv, strict=True)
         ]
 
 

@@ -19,8 +19,8 @@ class Queue:
         """Score by queue length."""
         state, waiting = candidates.state, candidates.waiting
         if state.count(READY) == len(state):
-            return [1.0 - length / TARGET_WAITING for length in waiting]
+            return [1.0 - length / TARGET_WAITING if length < TARGET_WAITING else 0.0 for length in waiting]
         return [
-            1.0 - length / TARGET_WAITING if each == READY else score_unscraped(each)
+            max(0.0, 1.0 - length / TARGET_WAITING) if each == READY else score_unscraped(each)
             for each, length in zip(state, waiting, strict=True)
         ]
