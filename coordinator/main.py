@@ -4,6 +4,8 @@ Started by the launcher, and started again by it on the same segment: endpoints 
 counters go on. Greenlets, all owned by `Coordinator`:
 
     config        every second: takes up a newer configuration
+    admission     accepts workers; a greenlet per connection: coordinator.admission
+    grants        while somebody waits: looks for room
     reaper        every 250 ms: gives back the slots of dead processes, shows that this one lives
     <endpoint>    one per endpoint: coordinator.scrape
     (server)      pywsgi's accept loop and a greenlet per admin connection
@@ -34,6 +36,7 @@ from conf.schema import Config  # noqa: E402
 from conf.values import parse_listen  # noqa: E402
 from coordinator.admin.app import make_app  # noqa: E402
 from coordinator.admin.server import AdminServer, inherited, open_listener  # noqa: E402
+from coordinator.admission import AdmissionServer  # noqa: E402
 from coordinator.fleet import Fleet  # noqa: E402
 from coordinator.greenlets import Greenlets  # noqa: E402
 from coordinator.scrape import Scrapers  # noqa: E402
@@ -75,6 +78,7 @@ class Coordinator:
         self._has_failed = False
         self._is_table_full = False
         self._greenlets = Greenlets(self._on_failure)
+        self._admission = AdmissionServer(segment, slot, config)
         self._scrapers = Scrapers(
             segment, metrics, clock=time.monotonic, rng=random.Random(), on_failure=self._on_failure
         )
@@ -97,6 +101,7 @@ class Coordinator:
         self._generation = generation
         self._server.start()
         self._apply(self._config)
+        self._admission.start(self._greenlets.spawn)
         self._greenlets.spawn("config", self._watch_config)
         self._greenlets.spawn("reaper", self._reap)
         self._slot.set_state(SlotState.SERVING)
@@ -151,6 +156,7 @@ class Coordinator:
         """Put a configuration in force; with too few slots, try again each second while requests end."""
         try:
             self._scrapers.apply(config)
+            self._admission.apply(config)
             self._is_table_full = False
         except EndpointTableFull as exc:
             if not self._is_table_full:

@@ -26,6 +26,7 @@ from coordinator.greenlets import Greenlets
 from coordinator.probe import Probe, TlsContexts
 from shm.definitions import CONTRACT_VIOLATIONS, SCRAPES
 from shm.endpoints import EndpointPublisher, EndpointRecord, EndpointState, EndpointStats, EndpointTable
+from shm.layout import StatField
 from shm.metrics import MetricsRow
 from shm.segment import Segment
 
@@ -202,7 +203,7 @@ class Scrapers:
             EndpointTableFull: more endpoints than slots; everything stays as it was.
         """
         known = {record.id for record in self._publisher.records}
-        records = self._publisher.publish(map(_record, config.endpoints), self._clock())
+        records = self._publisher.publish(map(_record, config.endpoints), self._clock(), _caps(config))
         mappings = _mappings(config)
         watches = {
             record.id: Watch(record, config.router.scrape_interval, mappings[record.engine])
@@ -247,6 +248,14 @@ class Scrapers:
         self._greenlets.spawn(watch.record.id, lambda: scraper.run(pause))
         return scraper
 
+    def _learn_capacity(self, record: EndpointRecord, report: Report) -> int:
+        """Return the most requests the engine has been seen to run at a time since it started.
+
+        Source: plan §7.2.1; the metric contract does not say how large an engine's batch is.
+        """
+        known = 0 if report.is_restarted else int(self._table.stat(record.slot, StatField.BATCH_CAPACITY))
+        return max(known, int(report.stats.running or 0))
+
     def _take(self, record: EndpointRecord, report: Report) -> None:
         stats = report.stats
         self._publisher.set_stats(
@@ -261,6 +270,7 @@ class Scrapers:
                 max_context=report.max_context or stats.max_context or 0,
                 block_size=stats.block_size or 0,
                 num_blocks=stats.num_blocks or 0,
+                batch_capacity=self._learn_capacity(record, report),
             ),
         )
         self._looks["ok" if report.has_fresh_metrics else "failed"].inc()
@@ -293,7 +303,12 @@ def _record(endpoint: Endpoint) -> EndpointRecord:
         tls_ca=None if tls is None else tls.ca,
         tls_verify=tls is None or tls.verify,
         weight=endpoint.weight,
+        batch_capacity=endpoint.batch_capacity or 0,
     )
+
+
+def _caps(config: Config) -> dict[str, int]:
+    return {name: pool.max_concurrent for name, pool in config.pools.items() if pool.max_concurrent is not None}
 
 
 def _mappings(config: Config) -> dict[str, MetricMapping]:

@@ -47,6 +47,7 @@ class Accountant:
         self._log = log
         self._routes: dict[tuple[str, str | None], _RouteSeries] = {}
         self._tokens: dict[str, tuple[Counter, Counter, Counter]] = {}
+        self._waits: dict[tuple[str, str], Histogram] = {}
         self._candidates: dict[str, Histogram] = {}
         self._counters: dict[tuple[str, ...], Counter] = {}
 
@@ -83,6 +84,7 @@ class Accountant:
                 upstream=exchange.replica,
                 priority=_text(fields.get(b"x-priority")),
                 tenant=_text(fields.get(b"x-tenant-id")),
+                band=exchange.band,
                 surface=_text(fields.get(b"x-surface")),
                 user=_text(fields.get(b"x-user-id")),
                 model=exchange.model,
@@ -124,6 +126,14 @@ class Accountant:
             histogram = self._row.histogram(definitions.CANDIDATES_CONSIDERED, (model,))
             self._candidates[model] = histogram
         histogram.observe(considered)
+
+    def admitted(self, band: str, model: str, waited_s: float) -> None:
+        """Observe how long a request waited before it was allowed to run."""
+        histogram = self._waits.get((band, model))
+        if histogram is None:
+            histogram = self._row.histogram(definitions.ADMISSION_WAIT, (band, model))
+            self._waits[band, model] = histogram
+        histogram.observe(waited_s)
 
     def count(self, definition: definitions.Definition, *labels: str, amount: int = 1) -> None:
         """Add to a counter that is not on the path of every request."""

@@ -17,9 +17,8 @@ from gevent import monkey
 from gateway.channel import ADMITTED, Channel, Parker
 from gateway.core import admission_wire as wire
 from shm.bands import LeaseRow
+from shm.segment import ADMISSION_FILE
 
-SOCKET_FILE = "admission"
-"""The coordinator's socket in the segment's directory."""
 READ_BYTES = 65536
 
 _log = logging.getLogger(__name__)
@@ -52,13 +51,13 @@ class AdmissionLink:
             directory: of the segment.
             row: this worker's cells.
         """
-        self._path = str(directory / SOCKET_FILE)
+        self._path = str(directory / ADMISSION_FILE)
         self._row = row
         self._waiters: dict[int, Waiter] = {}
         self._next_id = 1
         self._channel: Channel | None = None
         self._splitter = wire.Splitter()
-        self._unsent = bytearray()
+        self._unsent = b""
 
     @property
     def is_connected(self) -> bool:
@@ -105,7 +104,7 @@ class AdmissionLink:
             return
         self._channel = Channel(sock)
         self._splitter = wire.Splitter()
-        self._unsent.clear()
+        self._unsent = b""
         self._channel.start_reading(self._on_readable)
         for waiter in sorted(self._waiters.values(), key=lambda each: each.message.enqueued_at):
             self._send(waiter.message)
@@ -133,7 +132,7 @@ class AdmissionLink:
         except OSError:
             self._disconnect()
             return
-        del self._unsent[:sent]
+        self._unsent = self._unsent[sent:]
         if self._unsent:
             channel.start_writing(self._flush)
         else:

@@ -13,7 +13,14 @@ from typing import NamedTuple
 from gateway.channel import CLIENT_GONE, TIMEOUT, UPSTREAM, WRITABLE
 from gateway.connection import FOREVER, ClientClosed, ClientConnection
 from gateway.core import errors
-from gateway.core.framing import BodyFraming, ChunkedDecoder, ChunkError, FramingKind, ResponseHead, parse_response_head
+from gateway.core.framing import (
+    BodyFraming,
+    ChunkedDecoder,
+    ChunkError,
+    FramingKind,
+    ResponseHead,
+    parse_response_head,
+)
 from gateway.upstream import Upstream, UpstreamPool
 
 MAX_HEAD_BYTES = 128 * 1024

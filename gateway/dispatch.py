@@ -22,8 +22,9 @@ from gateway.core.schedule.pipeline import Request as SchedulingRequest
 from gateway.core.sse import SseRelay, empty_chunk_event
 from gateway.core.usage import Usage, UsageTap, usage_in
 from gateway.exchange import Exchange
+from gateway.lease import Lease, WorkerAdmission
 from gateway.relay import LAST_CHUNK, Relay, RelayDeadlines, RelayEnd
-from gateway.routing import ModelRoute, Routing
+from gateway.routing import Lane, ModelRoute, Routing
 from gateway.upstream import UpstreamPools
 from shm import definitions
 from shm.endpoints import EndpointRecord
@@ -66,6 +67,7 @@ class Dispatcher:
         inflight: InflightRow,
         marks: CooldownMarks,
         accountant: Accountant,
+        admission: WorkerAdmission,
         rng: random.Random,
     ) -> None:
         self.is_draining = False
@@ -74,6 +76,7 @@ class Dispatcher:
         self._inflight = inflight
         self._marks = marks
         self._accountant = accountant
+        self._admission = admission
         self._rng = rng
 
     def run(self, exchange: Exchange) -> None:
@@ -158,44 +161,142 @@ class _Run:
                 yield fallback
 
     def _try_endpoints(self, request: RequestBody, raw: bytes, route: ModelRoute) -> None:
-        """Try endpoints of one model until one answers.
+        """Try the lanes of one model until an endpoint answers.
 
         Raises:
             NoCandidate: the model has no endpoint that can be tried at all.
             _Failed: every try failed, or the last one must not be repeated.
+            errors.ApiError: the request may not run.
         """
-        dispatcher, exchange = self._dispatcher, self._exchange
+        lanes = list(route.lanes)
         tried: set[int] = set()
         failed: _Failed | None = None
+        while lanes:
+            lane, lease = self._admit(request, route, lanes)
+            try:
+                failed = self._try_lane(request, raw, route, lane, lease, tried, failed)
+            except NoCandidate:
+                pass
+            finally:
+                lease.release(self._exchange.served_tokens)
+            if failed is None and self._exchange.is_answered:
+                return
+            lanes.remove(lane)
+        if failed is not None:
+            raise failed
+        raise NoCandidate("empty")
+
+    def _admit(self, request: RequestBody, route: ModelRoute, lanes: list[Lane]) -> tuple[Lane, Lease]:
+        """Decide when: take a lease in the first lane that is open, or wait for one in the first of all."""
+        exchange, dispatcher = self._exchange, self._dispatcher
+        admission, accountant = dispatcher._admission, dispatcher._accountant
+        if exchange.band is None:
+            exchange.band = self._band_name()
+            exchange.tenant = self._tenant()
+        band, tenant = self._routing.ranks[exchange.band], exchange.tenant
+        if not self._config.router.admission.enabled:
+            return lanes[0], admission.free_lease(lanes[0], tenant)
+        now = time.monotonic()
+        for lane in lanes:
+            lease = admission.try_start(lane, band, tenant, now)
+            if lease is not None:
+                accountant.admitted(exchange.band, route.name, 0.0)
+                return lane, lease
+        ping = self._config.router.stream_ping
+        try:
+            lease, exchange.queue_position = admission.wait(
+                self._connection,
+                lanes[0],
+                band,
+                tenant,
+                config=self._config,
+                cost=request.prompt_token_estimate() + 2 * (request.max_tokens or 0),
+                ping_s=ping.interval if ping.mode != "off" and request.stream else FOREVER,
+                on_silence=self._ping_while_silent,
+            )
+        except errors.ApiError as error:
+            accountant.count(definitions.ADMISSION_REJECTED, exchange.band, _REJECTIONS.get(error.code, error.code))
+            raise
+        except ClientClosed:
+            accountant.count(definitions.ADMISSION_REJECTED, exchange.band, "client_gone")
+            raise
+        finally:
+            exchange.queue_s += time.monotonic() - now
+        accountant.admitted(exchange.band, route.name, exchange.queue_s)
+        return lanes[0], lease
+
+    def _band_name(self) -> str:
+        """Take the band from the client's header; there is no key to take it from."""
+        wanted = self._exchange.head.fields.get(b"x-llmgw-band")
+        if wanted is None:
+            return self._config.router.admission.default_band
+        name, ranks = wanted.decode("latin-1"), self._routing.ranks
+        if name not in ranks:
+            raise errors.BadField("x-llmgw-band", f"There is no band of this name; there are {', '.join(ranks)}.")
+        return name
+
+    def _tenant(self) -> str:
+        """Say whose turn it is inside a band: the tenant that the client names, else its address."""
+        wanted = self._exchange.head.fields.get(b"x-tenant-id")
+        return self._connection.address[0] if wanted is None else wanted.decode("latin-1")[:128]
+
+    def _try_lane(
+        self,
+        request: RequestBody,
+        raw: bytes,
+        route: ModelRoute,
+        lane: Lane,
+        lease: Lease,
+        tried: set[int],
+        failed: _Failed | None,
+    ) -> _Failed | None:
+        """Try endpoints of one lane under one lease.
+
+        Args:
+            tried: slots of endpoints that this request has tried; grows.
+            failed: the try before, in another lane.
+
+        Returns:
+            None when an endpoint answered, else the last failure, after which another lane may be tried.
+
+        Raises:
+            NoCandidate: nothing was tried here.
+            _Failed: the last failure must not be repeated anywhere.
+        """
+        dispatcher, exchange = self._dispatcher, self._exchange
+        tried_here = False
         while True:
             try:
-                choice = self._choose(route, tried)
+                choice = self._choose(lane, tried)
             except NoCandidate:
-                if failed is not None:
-                    raise failed from None
-                raise
-            record = route.records[choice.index]
+                if not tried_here:
+                    raise
+                return failed
+            record = lane.records[choice.index]
             tried.add(record.slot)
+            tried_here = True
             if failed is not None:
                 exchange.retries += 1
                 dispatcher._accountant.count(definitions.RETRIES, route.name, failed.outcome.name.lower())
             dispatcher._inflight.add(record.slot)
+            lease.dispatched()
             try:
                 self._try_endpoint(request, raw, route, record)
-                return
+                return None
             except _Failed as exc:
                 failed = exc
             finally:
                 dispatcher._inflight.sub(record.slot)
+            lease.undispatched()
             verdict = failed.outcome.verdict
             dispatcher._accountant.count(definitions.UPSTREAM_ERRORS, record.pool, failed.outcome.name.lower())
-            if verdict.cools_down and len(route.records) > 1:
+            if verdict.cools_down and route.endpoints > 1:
                 # A model's only endpoint is not left alone: there is nobody else to ask.
                 dispatcher._marks.set(record.slot, time.monotonic() + self._config.router.cooldown_seconds)
             if exchange.is_answered or not verdict.may_retry or len(tried) > self._config.router.retries:
                 raise failed
 
-    def _choose(self, route: ModelRoute, tried: set[int]) -> Choice:
+    def _choose(self, lane: Lane, tried: set[int]) -> Choice:
         """Choose an endpoint; when all that could serve are cooling down, wait for the first of them.
 
         Raises:
@@ -205,19 +306,19 @@ class _Run:
         while True:
             now = time.monotonic()
             try:
-                choice = route.choose(request, now, self._dispatcher._rng)
+                choice = lane.choose(request, now, self._dispatcher._rng)
             except NoCandidate as nobody:
-                self._note_decision(route, 0, nobody.filtered)
+                self._note_decision(0, nobody.filtered)
                 if nobody.usable_at is None or tried or nobody.usable_at - now > COOLDOWN_WAIT_MAX_S:
                     raise
                 self._wait_until(nobody.usable_at)
             else:
-                self._note_decision(route, choice.considered, choice.filtered)
+                self._note_decision(choice.considered, choice.filtered)
                 return choice
 
-    def _note_decision(self, route: ModelRoute, considered: int, filtered: tuple[tuple[str, int], ...]) -> None:
+    def _note_decision(self, considered: int, filtered: tuple[tuple[str, int], ...]) -> None:
         accountant = self._dispatcher._accountant
-        accountant.candidates(route.name, considered)
+        accountant.candidates(self._exchange.model or definitions.UNKNOWN, considered)
         for name, count in filtered:
             accountant.count(definitions.CANDIDATES_FILTERED, name, amount=count)
 
@@ -475,6 +576,10 @@ class _Run:
 
 _USAGE_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions"))
 """Routes whose engines know `stream_options.include_usage`."""
+
+
+_REJECTIONS = {"band_full": "full", "queue_timeout": "ttl"}
+"""Codes of refusals by the names that the metric has for them."""
 
 
 def _or_forever(seconds: float) -> float:

@@ -19,6 +19,9 @@ class Exchange:
             nothing else may answer.
         outcome: for metrics and log: `ok`, `client_gone`, `stream_broken`, or an error's code.
         served_model: name that went to the engine.
+        band: name of its priority class; None until admission has looked.
+        tenant: whose turn it takes inside the band.
+        queue_position: its place when it began to wait; 0: it did not.
         failure: what a hot route raised, on its way to falcon's error handlers.
         retries: attempts at further endpoints.
     """
@@ -44,15 +47,25 @@ class Exchange:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     failure: Exception | None = None
+    band: str | None = None
+    tenant: str = ""
+    queue_position: int = 0
+
+    @property
+    def served_tokens(self) -> int:
+        """What fairness by service charges: prompt and twice the completion."""
+        return (self.prompt_tokens or 0) + 2 * (self.completion_tokens or 0)
 
     def own_header_lines(self) -> bytes:
         """Return the gateway's own response headers, as lines ending in CRLF."""
         if self.replica is None:
             return b"x-request-id: %b\r\n" % self.request_id.encode("ascii")
+        position = f"x-llmgw-queue-position: {self.queue_position}\r\n" if self.queue_position else ""
         return (
             f"x-request-id: {self.request_id}\r\n"
             f"x-llmgw-replica: {self.replica}\r\n"
             f"x-llmgw-pool: {self.pool}\r\n"
             f"x-llmgw-served-model: {self.served_model}\r\n"
             f"x-llmgw-queue-ms: {self.queue_s * 1000:.0f}\r\n"
+            f"{position}"
         ).encode("latin-1", "replace")

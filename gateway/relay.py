@@ -22,7 +22,14 @@ from typing import NamedTuple
 from gateway.channel import NO_ROOM_TO_WRITE, NOTHING_TO_READ, UPSTREAM
 from gateway.connection import FOREVER, ClientConnection
 from gateway.core import errors
-from gateway.core.framing import BodyFraming, ChunkedDecoder, ChunkError, FramingKind, encode_chunk, whole_chunks
+from gateway.core.framing import (
+    BodyFraming,
+    ChunkedDecoder,
+    ChunkError,
+    FramingKind,
+    encode_chunk,
+    whole_chunks,
+)
 from gateway.core.sse import EventTooLarge, SseRelay
 from gateway.core.usage import UsageTap
 from gateway.upstream import Upstream

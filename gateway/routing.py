@@ -7,12 +7,13 @@ makes another. How endpoints are doing is read from the segment at each decision
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema import Config, Timeouts
+from gateway.core.admission import LaneSettings, lane_settings
 from gateway.core.schedule.pipeline import Choice, Fleet, Pipeline, Request
 from gateway.core.schedule.registry import build_pipeline
+from shm.bands import LaneEndpoints, as_range
 from shm.endpoints import EndpointRecord, EndpointState, EndpointTable
 from shm.inflight import InflightSums
 from shm.layout import StatField
@@ -28,34 +29,50 @@ class EndpointSignals:
     marks: CooldownMarks
 
 
-class ModelRoute:
-    """One model: where it is served and how an endpoint is chosen.
+class Lane:
+    """One model in one pool: where it is served there, who may run, and how an endpoint is chosen.
 
     Attributes:
-        name: catalog name.
+        number: of the lane, and `pool_slot` of its pool, in the shared segment.
+        pool: name of the pool.
+        of_pool: numbers of all lanes of the pool.
         records: its endpoints; a `Choice.index` points into them.
-        fallbacks: names of the models to try next.
-        timeouts: its own deadlines, None for the router's.
+        settings: what the operator says of its admission.
+        endpoints: the live figures that admission looks at.
     """
 
-    __slots__ = ("_ids", "_pipeline", "_signals", "_slots", "_weights", "fallbacks", "name", "records", "timeouts")
+    __slots__ = (
+        "_ids",
+        "_pipeline",
+        "_signals",
+        "_slots",
+        "_weights",
+        "endpoints",
+        "number",
+        "of_pool",
+        "pool",
+        "pool_slot",
+        "records",
+        "settings",
+    )
 
     def __init__(
         self,
-        name: str,
         records: tuple[EndpointRecord, ...],
-        fallbacks: tuple[str, ...],
-        timeouts: Timeouts | None,
         pipeline: Pipeline,
         signals: EndpointSignals,
+        settings: LaneSettings,
+        of_pool: tuple[int, ...],
     ) -> None:
-        self.name = name
+        first = records[0]
+        self.number, self.pool_slot, self.pool = first.lane, first.pool_slot, first.pool
+        self.of_pool = of_pool
         self.records = records
-        self.fallbacks = fallbacks
-        self.timeouts = timeouts
+        self.settings = settings
+        self.endpoints = LaneEndpoints(records, signals.table, signals.inflight, signals.marks)
         self._pipeline = pipeline
         self._signals = signals
-        self._slots = _as_range([record.slot for record in records])
+        self._slots = as_range([record.slot for record in records])
         self._ids = [record.id for record in records]
         self._weights = [record.weight for record in records]
 
@@ -88,11 +105,23 @@ class ModelRoute:
         )
 
 
-def _as_range(slots: list[int]) -> Sequence[int]:
-    """Return slots that follow each other as a `range`, whose columns are read in one piece."""
-    if slots and slots == list(range(slots[0], slots[0] + len(slots))):
-        return range(slots[0], slots[0] + len(slots))
-    return slots
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """One model of the catalog.
+
+    Attributes:
+        name: catalog name.
+        lanes: the pools that serve it, in the order of the configuration.
+        fallbacks: names of the models to try next.
+        timeouts: its own deadlines, None for the router's.
+        endpoints: how many there are in all lanes.
+    """
+
+    name: str
+    lanes: tuple[Lane, ...]
+    fallbacks: tuple[str, ...]
+    timeouts: Timeouts | None
+    endpoints: int
 
 
 class Routing:
@@ -101,6 +130,7 @@ class Routing:
     Attributes:
         config: the configuration in force.
         model_names: names and aliases, in the order of the configuration.
+        ranks: rank of each band by its name, 0 is the highest; in that order.
     """
 
     def __init__(self, config: Config, signals: EndpointSignals) -> None:
@@ -111,18 +141,24 @@ class Routing:
         pipelines = {
             name: build_pipeline(profile) for name, profile in config.router.profiles.items()
         }
+        of_pool: dict[str, tuple[int, ...]] = {}
+        for record in self._records:
+            of_pool[record.pool] = tuple(sorted({*of_pool.get(record.pool, ()), record.lane}))
         for model in config.models:
-            route = ModelRoute(
-                model.name,
-                signals.table.by_model.get(model.name, ()),
-                model.fallbacks,
-                model.timeouts,
-                pipelines[model.routing_profile or config.router.default_profile],
-                signals,
+            records = signals.table.by_model.get(model.name, ())
+            pipeline = pipelines[model.routing_profile or config.router.default_profile]
+            groups: dict[str, list[EndpointRecord]] = {}
+            for record in records:
+                groups.setdefault(record.pool, []).append(record)
+            lanes = tuple(
+                Lane(tuple(group), pipeline, signals, lane_settings(config, pool), of_pool[pool])
+                for pool, group in groups.items()
             )
+            route = ModelRoute(model.name, lanes, model.fallbacks, model.timeouts, len(records))
             for name in (model.name, *model.aliases):
                 self._by_name[name] = route
         self.model_names = tuple(self._by_name)
+        self.ranks = {band.name: rank for rank, band in enumerate(config.router.admission.bands_by_rank)}
 
     def resolve(self, name: str) -> ModelRoute | None:
         """Find a model by name or alias."""

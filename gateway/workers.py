@@ -31,13 +31,16 @@ from conf.child import die_with_parent, parse_arguments  # noqa: E402
 from conf.load import decode  # noqa: E402
 from conf.schema import Config  # noqa: E402
 from gateway.access import Accountant  # noqa: E402
+from gateway.admission_link import AdmissionLink  # noqa: E402
 from gateway.app import RELAYED_PATHS, make_app  # noqa: E402
 from gateway.connection import Sweep  # noqa: E402
 from gateway.dispatch import Dispatcher  # noqa: E402
+from gateway.lease import WorkerAdmission  # noqa: E402
 from gateway.routing import EndpointSignals, Routing  # noqa: E402
 from gateway.server import HttpServer  # noqa: E402
 from gateway.upstream import UpstreamPools  # noqa: E402
 from shm import definitions  # noqa: E402
+from shm.bands import BandCells, LeaseRow  # noqa: E402
 from shm.endpoints import EndpointTable  # noqa: E402
 from shm.inflight import InflightRow, InflightSums  # noqa: E402
 from shm.layout import FixedSlot, Phase, SlotState  # noqa: E402
@@ -91,18 +94,21 @@ class GatewayWorker(GeventWorker):
         self._pools = UpstreamPools()
         self._routing = Routing(config, self._signals)
         rng = random.Random()
+        leases = LeaseRow(self.segment, self.slot)
+        self._link = AdmissionLink(self.segment.directory, leases)
         self._dispatcher = Dispatcher(
             self._current_routing,
             self._pools,
             InflightRow(self.segment, self.slot),
             marks,
             self._accountant,
+            WorkerAdmission(BandCells(self.segment), leases, self._link),
             rng,
         )
         self._sweep = Sweep()
         app = make_app(self._dispatcher, self._current_routing, lambda: self._http.is_draining)
         self._http = HttpServer(app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run)
-        self._sweep.hooks.append(self._pools.close_idle)
+        self._sweep.hooks += [self._pools.close_idle, self._link.tick]
         self._sweep.start()
         servers = [self._listen(sock, config) for sock in self.sockets]
         # What lives as long as the process is not looked at again; a request leaves no cycles behind, so the

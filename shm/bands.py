@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from shm.layout import BANDS
+from shm.endpoints import NO_CAP, EndpointRecord, EndpointTable
+from shm.inflight import InflightSums
+from shm.layout import BANDS, StatField
+from shm.marks import CooldownMarks
 from shm.rows import WorkerSlot
 from shm.segment import Segment
-
-NO_CAP = -1
 
 _fence = threading.Lock()
 
@@ -139,15 +141,86 @@ class BandCells:
             sum(local[band * self._workers : (band + 1) * self._workers]) + remote[band] for band in range(BANDS)
         ]
 
-    def local_waiters(self, lane: int) -> int:
-        """Return how many requests of this instance wait, over all bands."""
+    def local_waiters(self, lane: int) -> list[int]:
+        """Return how many requests of this instance wait in each band."""
         first = self._waiters + lane * BANDS * self._workers
-        block = self._cells[first : first + BANDS * self._workers]
-        return sum(block) if block.tobytes().strip(b"\0") else 0
+        local = self._cells[first : first + BANDS * self._workers].tolist()
+        return [sum(local[at : at + self._workers]) for at in range(0, len(local), self._workers)]
+
+    def anybody_waits(self, lanes: Sequence[int]) -> bool:
+        """Tell whether a request of this instance waits in any of these lanes."""
+        width = BANDS * self._workers
+        for lane in lanes:
+            first = self._waiters + lane * width
+            if self._cells[first : first + width].tobytes().strip(b"\0"):
+                return True
+        return False
 
     def remote_leases(self, pool: int) -> int:
         """Return the leases that other instances hold in a pool."""
         return self._cells[self._remote_leases + pool]
+
+
+class LaneColumns(NamedTuple):
+    """The endpoints of a lane at one moment, as parallel columns; see `shm.layout.StatField` for units.
+
+    Attributes:
+        capacity: requests the engine runs at a time: as configured, else as learned; 0: not known.
+        inflight: of this instance; `remote_inflight`: of the others.
+    """
+
+    state: Sequence[float]
+    cooldown_until: Sequence[float]
+    scraped_at: Sequence[float]
+    waiting: Sequence[float]
+    kv: Sequence[float]
+    capacity: Sequence[float]
+    inflight: Sequence[int]
+    remote_inflight: Sequence[float]
+
+
+class LaneEndpoints:
+    """Reads what admission wants to know of the endpoints of one lane; as old as the table it was made from."""
+
+    __slots__ = ("_capacities", "_inflight", "_marks", "_slots", "_table")
+
+    def __init__(
+        self,
+        records: Sequence[EndpointRecord],
+        table: EndpointTable,
+        inflight: InflightSums,
+        marks: CooldownMarks,
+    ) -> None:
+        self._slots = as_range([record.slot for record in records])
+        configured = [record.batch_capacity for record in records]
+        self._capacities = configured if any(configured) else None
+        self._table = table
+        self._inflight = inflight
+        self._marks = marks
+
+    def read(self) -> LaneColumns:
+        """Read the cells as they are now."""
+        column, slots = self._table.column, self._slots
+        capacity: Sequence[float] = column(slots, StatField.BATCH_CAPACITY)
+        if self._capacities is not None:
+            capacity = [own or learned for own, learned in zip(self._capacities, capacity, strict=True)]
+        return LaneColumns(
+            column(slots, StatField.STATE),
+            self._marks.many(slots),
+            column(slots, StatField.SCRAPED_AT),
+            column(slots, StatField.WAITING),
+            column(slots, StatField.KV),
+            capacity,
+            self._inflight.many(slots),
+            column(slots, StatField.REMOTE_INFLIGHT),
+        )
+
+
+def as_range(slots: list[int]) -> Sequence[int]:
+    """Return slots that follow each other as a `range`, whose columns are read in one piece."""
+    if slots and slots == list(range(slots[0], slots[0] + len(slots))):
+        return range(slots[0], slots[0] + len(slots))
+    return slots
 
 
 class BandPublisher(BandCells):

@@ -61,6 +61,7 @@ DURATION_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
     1200.0, 1800.0, 3600.0,
 )  # fmt: skip
+WAIT_BUCKETS = (0.0, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 CANDIDATE_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
 
 # Counted by workers.
@@ -121,6 +122,19 @@ CLIENT_GONE = Definition(
     "Clients that left early; phase is queued, waiting (before the first byte) or streaming.",
     ("model", "phase"),
 )
+ADMISSION_WAIT = Definition(
+    "llmgw_admission_wait_seconds",
+    Kind.HISTOGRAM,
+    "Time a request waited before it was allowed to run; 0 where it did not have to.",
+    ("band", "model"),
+    WAIT_BUCKETS,
+)
+ADMISSION_REJECTED = Definition(
+    "llmgw_admission_rejected_total",
+    Kind.COUNTER,
+    "Requests that waited and were not allowed to run; reason is full, ttl, displaced, client_gone or a code.",
+    ("band", "reason"),
+)
 CONNECTIONS = Definition("llmgw_client_connections", Kind.GAUGE, "Client connections open.")
 
 # Counted by the coordinator. No replica among the labels: series in cells outlive their endpoint.
@@ -171,6 +185,8 @@ DEFINITIONS: tuple[Definition, ...] = (
     CANDIDATES_FILTERED,
     UPSTREAM_ERRORS,
     CLIENT_GONE,
+    ADMISSION_WAIT,
+    ADMISSION_REJECTED,
     CONNECTIONS,
     SCRAPES,
     CONTRACT_VIOLATIONS,

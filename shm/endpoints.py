@@ -17,7 +17,7 @@ publisher reads the old table first, so that an endpoint keeps its slot, and wit
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,6 +32,7 @@ from shm.marks import CooldownMarks
 from shm.segment import Segment, SegmentMismatch
 
 UNASSIGNED = -1
+NO_CAP = -1
 _SEQLOCK_TRIES = 64
 
 
@@ -134,7 +135,9 @@ class EndpointPublisher:
             self.records = _decode_records(segment.read_endpoints())
         self._slots = {record.id: record.slot for record in self.records}
 
-    def publish(self, records: Iterable[EndpointRecord], now: float) -> tuple[EndpointRecord, ...]:
+    def publish(
+        self, records: Iterable[EndpointRecord], now: float, caps: Mapping[str, int] | None = None
+    ) -> tuple[EndpointRecord, ...]:
         """Replace the table; workers take it up at their next look at the generation.
 
         An endpoint keeps the slot it has. A new one gets a slot that no published endpoint has, with nothing
@@ -144,6 +147,8 @@ class EndpointPublisher:
         Args:
             records: all endpoints, ids unique; their `slot` is ignored.
             now: monotonic seconds.
+            caps: hard cap of each pool that has one, in force before anybody sees the table; None: leave the
+                caps as they are, somebody else sets them.
 
         Returns:
             The records with their slots.
@@ -171,6 +176,9 @@ class EndpointPublisher:
             [(r.pool, r.model) for r in wanted],
             LANES,
         )
+        if caps is not None:
+            for name, number in pools.items():
+                self._i64[self._segment.layout.pool_caps.start + number] = caps.get(name, NO_CAP) + 1
         self.records = tuple(
             msgspec.structs.replace(
                 record,

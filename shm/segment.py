@@ -3,6 +3,7 @@
     segment     the cells of shm.layout, mapped by every process of the instance
     config      the configuration, as conf.load.encode made it; replaced by rename, then
                 CONFIG_GENERATION grows
+    admission   the coordinator's socket, for workers whose requests have to wait
     endpoints   the endpoint table (shm.endpoints); replaced by rename, then ENDPOINTS_GENERATION grows
 
 Writers: the launcher makes the directory and removes it, writes the header and `config`; the coordinator
@@ -28,6 +29,7 @@ from shm.layout import LAYOUT_VERSION, MAGIC, Header, Layout, Phase, Sizes
 SEGMENT_FILE = "segment"
 CONFIG_FILE = "config"
 ENDPOINTS_FILE = "endpoints"
+ADMISSION_FILE = "admission"
 
 _HEAD = struct.Struct("<6q")
 
@@ -233,7 +235,7 @@ def remove(directory: Path) -> bool:
     """
     if not directory.is_dir() or directory.is_symlink():
         return not directory.exists()
-    known = {SEGMENT_FILE, CONFIG_FILE, ENDPOINTS_FILE}
+    known = {SEGMENT_FILE, CONFIG_FILE, ENDPOINTS_FILE, ADMISSION_FILE}
     if any(entry.name.removesuffix(".new") not in known for entry in directory.iterdir()):
         return False
     shutil.rmtree(directory, ignore_errors=True)
