@@ -145,7 +145,7 @@ class LeastService:
         if now - self._epoch > _RESCALE_AFTER_S:
             self.forget(now)
         grown = self._service.get(tenant, 0.0) + cost / self._fade(now)
-        if True:
+        if grown > 0.0:
             self._service[tenant] = grown
         else:
             self._service.pop(tenant, None)
