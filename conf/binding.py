@@ -21,7 +21,7 @@ from msgspec import inspect
 from conf.errors import Problem
 from conf.schema import KIND
 from conf.tree import Mapping, Node, Origin, Scalar, Sequence
-from conf.values import parse_duration, parse_endpoint_url, parse_listen, parse_size
+from conf.values import parse_duration, parse_endpoint_url, parse_listen, parse_redis_url, parse_size
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -52,7 +52,7 @@ def describe(annotated: inspect.Type) -> str:
     """Name a type for people: what a value of it must be."""
     bare, extra = unwrap(annotated)
     if extra.get(KIND):
-        return {"listen": "address", "url": "URL"}.get(extra[KIND], str(extra[KIND]))
+        return {"listen": "address", "url": "URL", "redis_url": "URL"}.get(extra[KIND], str(extra[KIND]))
     match bare:
         case inspect.StructType() | inspect.DictType():
             return "mapping"
@@ -245,7 +245,11 @@ def _text(text: str, bare: inspect.StrType, kind: str | None) -> str:
         raise ValueError("must not be empty")
     if bare.pattern is not None and not re.search(bare.pattern, text):
         raise ValueError(f"must match {bare.pattern}")
-    parsers: dict[str | None, Callable[[str], object]] = {"listen": parse_listen, "url": parse_endpoint_url}
+    parsers: dict[str | None, Callable[[str], object]] = {
+        "listen": parse_listen,
+        "url": parse_endpoint_url,
+        "redis_url": parse_redis_url,
+    }
     if kind in parsers:
         parsed = parsers[kind](text)
         return parsed if isinstance(parsed, str) else text

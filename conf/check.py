@@ -12,19 +12,25 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from conf.binding import suggestion
+from conf.plain import BACKGROUND, DEFAULT, INTERACTIVE, UPSTREAM_URL
 from conf.schema import ENDPOINT_ID, ENGINES, FILTERS, MAX_BANDS, METRIC_FIELDS, SCORERS, Config, Model
 from conf.values import ListenAddress, check_metric_place, parse_listen
 
 Breach: TypeAlias = tuple[str, str]
 
+# An instance that is silent for two seconds is taken for dead (coordinator.core.peer_rows).
+MIN_EXCHANGE_S, MAX_EXCHANGE_S = 0.01, 0.5
+
 
 def check(config: Config) -> Iterator[Breach]:
     """Yield every breach of a rule as a dotted key and a message."""
     yield from _auth(config)
+    yield from _plain_proxy(config)
     yield from _listeners(config)
     yield from _positive_durations(config)
     yield from _admission(config)
     yield from _pools(config)
+    yield from _redis(config)
     yield from _profiles(config)
     yield from _metrics(config)
     yield from _models(config)
@@ -35,6 +41,13 @@ def check(config: Config) -> Iterator[Breach]:
 def _auth(config: Config) -> Iterator[Breach]:
     if config.auth.enabled:
         yield "auth.enabled", "keys are not available in this version; set auth.enabled: false"
+
+
+def _plain_proxy(config: Config) -> Iterator[Breach]:
+    bands = {band.name for band in config.router.admission.bands}
+    models = {model.name for model in config.models}
+    if config.plain_proxy and not ({INTERACTIVE, BACKGROUND} <= bands and DEFAULT in models):
+        yield "plain_proxy", f"is not for files; give none, and set {UPSTREAM_URL}"
 
 
 def _listeners(config: Config) -> Iterator[Breach]:
@@ -105,6 +118,16 @@ def _pools(config: Config) -> Iterator[Breach]:
     for name in config.pools:
         if name not in used:
             yield f"pools.{name}", f"no endpoint names this pool; {suggestion(name, used)}"
+
+
+def _redis(config: Config) -> Iterator[Breach]:
+    redis = config.redis
+    if redis.tls and not (redis.url or "").lower().startswith("rediss:"):
+        yield "redis.tls", "is only for a rediss:// url"
+    if redis.password is not None and redis.url is None:
+        yield "redis.password", "is only used with redis.url"
+    if not MIN_EXCHANGE_S <= redis.exchange_interval <= MAX_EXCHANGE_S:
+        yield "redis.exchange_interval", "must be between 10ms and 500ms"
 
 
 def _profiles(config: Config) -> Iterator[Breach]:

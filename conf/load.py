@@ -17,6 +17,7 @@ from conf.binding import Binder
 from conf.check import Breach, check
 from conf.errors import ConfigError, Problem
 from conf.overrides import ADMIN_VARIABLE, apply_overrides
+from conf.plain import is_wanted, plain_tree
 from conf.schema import Config, Router, RoutingProfile, Timeouts
 from conf.tree import Mapping, Origin, Scalar, read_yaml
 
@@ -27,15 +28,20 @@ def load(path: Path | None, environ: Environment[str, str] | None = None) -> Con
     """Read and check a configuration. Blocks on the file.
 
     Args:
-        path: YAML file; None for a configuration made of the environment alone.
-        environ: variables for overrides; None for the process's own.
+        path: YAML file; None for a configuration made of the environment alone, see `conf.plain`.
+        environ: variables, for overrides too; None for the process's own.
 
     Raises:
         ConfigError: with every problem, in the order of the file.
     """
     name = str(path) if path is not None else "environment"
-    root, problems = _read(path, name)
-    root = apply_overrides(root, os.environ if environ is None else environ, problems)
+    variables = os.environ if environ is None else environ
+    problems: list[Problem] = []
+    if path is None and is_wanted(variables):
+        root = plain_tree(variables, problems)
+    else:
+        root, problems = _read(path, name)
+    root = apply_overrides(root, variables, problems)
     binder = Binder(problems)
     config = _complete(binder.bind(root, Config), binder)
     reported = {problem.key for problem in problems}

@@ -340,10 +340,57 @@ class Endpoint(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | None,
         _text("Requests it runs at a time at least; none: learned from its metrics."),
     ] = None
+    probe: Annotated[
+        bool,
+        _text(
+            "Ask it for its health and metrics. With `false` it always counts as usable, and requests under "
+            "way alone say how busy it is."
+        ),
+    ] = True
 
     def __repr__(self) -> str:
         """Show what tells endpoints apart, and never the key."""
         return f"Endpoint(id={self.id!r}, model={self.model!r}, url={self.url!r})"
+
+
+class RedisTls(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TLS towards a `rediss://` address."""
+
+    ca: Annotated[str | None, _text("File of the authority to trust (PEM); without it the system's own.")] = (
+        None
+    )
+    verify: Annotated[bool, _text("Check the certificate and its name.")] = True
+
+
+class Redis(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What several instances share their state through; one instance alone needs none."""
+
+    url: Annotated[
+        Annotated[str, Meta(extra={KIND: "redis_url"})] | None,
+        _text(
+            "`redis://` or `rediss://` (TLS), host, port and number of the database; none: this instance is "
+            "the only one."
+        ),
+    ] = None
+    password: Annotated[str | None, _text("Password, where it is not in `url`.")] = None
+    tls: Annotated[RedisTls | None, _text("TLS settings for a `rediss` address.")] = None
+    cluster_name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            description="Instances with the same name share pools, models and limits; it is part of every key.",
+        ),
+    ] = "default"
+    exchange_interval: Annotated[
+        Duration,
+        _text("How often instances tell each other what they run and who waits; 10 ms to 500 ms."),
+    ] = 0.1
+
+    def __repr__(self) -> str:
+        """Show where it is, and never a password."""
+        scheme, _, rest = (self.url or "").partition("://")
+        where = f"{scheme}://{rest.rpartition('@')[2]}" if self.url else None
+        return f"Redis(url={where!r}, cluster_name={self.cluster_name!r})"
 
 
 class Config(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -376,9 +423,18 @@ class Config(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 16384
     drain_timeout: Annotated[Duration, _text("How long running requests may finish after SIGTERM.")] = 120.0
     client: Annotated[ClientTimeouts, _text("Deadlines on the client's side.")] = ClientTimeouts()
+    plain_proxy: Annotated[
+        bool,
+        _NEEDS_RESTART,
+        _text(
+            "Relay every request as it is to the model `default`, and `/synthesis/v1/*` to the model "
+            "`synthesis`. Not for files: set by `GATEWAY_UPSTREAM_URL`, see plain-proxy.md."
+        ),
+    ] = False
     auth: Annotated[Auth, _text("Who may use the gateway.")] = Auth()
     log: Annotated[Log, _NEEDS_RESTART, _text("What the processes write.")] = Log()
     router: Annotated[Router, _text("How requests reach endpoints.")] = Router()
+    redis: Annotated[Redis, _NEEDS_RESTART, _text("What several instances share.")] = Redis()
     pools: Annotated[
         dict[str, Pool],
         _text("Pools by name, where they differ from `router.admission`. A pool is named by its endpoints."),

@@ -127,6 +127,28 @@ def parse_endpoint_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def parse_redis_url(text: str) -> str:
+    """Check the address of a Redis. Messages never quote it: it may carry a password."""
+    if re.search(r"[\s\x00-\x20\x7f]", text):
+        raise ValueError("contains a space or a control character")
+    try:
+        url = urlsplit(text)
+        port, host = url.port, url.hostname
+    except ValueError:
+        raise ValueError("is not a URL; such as redis://host:6379/0") from None
+    if url.scheme not in ("redis", "rediss") or not text.lower().startswith(f"{url.scheme}://"):
+        raise ValueError("needs to begin with redis:// or rediss:// (TLS)")
+    if not host:
+        raise ValueError("names no host; such as redis://host:6379/0")
+    if port == 0:
+        raise ValueError("port 0 is not a port")
+    if url.query or url.fragment or "?" in text or "#" in text:
+        raise ValueError("carries a query or a fragment; only redis(s)://user:password@host:port/number is allowed")
+    if not re.fullmatch(r"/?|/[0-9]{1,4}", url.path, re.ASCII):
+        raise ValueError("has a path that is not the number of a database, such as /0")
+    return text
+
+
 def check_metric_place(text: str) -> None:
     """Check where a number stands in an engine's metrics; an empty text is "nowhere"."""
     allowed = 'allowed: NAME, NAME{LABEL}, NAME{LABEL="VALUE"}'

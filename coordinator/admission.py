@@ -27,7 +27,7 @@ from conf.schema import Config
 from coordinator.core.queue import BandFull, BandQueue, Waiter, queue_settings
 from gateway.core import admission
 from gateway.core import admission_wire as wire
-from shm.bands import BandCells, LaneEndpoints, LeaseRow
+from shm.bands import BandCells, LaneEndpoints, LeaseRow, barrier
 from shm.endpoints import EndpointRecord, EndpointState, EndpointTable
 from shm.inflight import InflightSums
 from shm.layout import BANDS, StatField
@@ -57,6 +57,7 @@ class _Lane:
     endpoints: LaneEndpoints
     slots: tuple[int, ...]
     tick: int = 0
+    turn: int = 0
     places: dict[int, int] = field(default_factory=dict)
 
 
@@ -134,6 +135,7 @@ class AdmissionServer:
         self._waiting: dict[int, _Request] = {}
         self._granted: dict[int, _Request] = {}
         self._workers_seen = 0
+        self._turn = 0
         self._listener: socket.socket | None = None
         self._somebody_waits = Event()
         self._settled_at = 0.0
@@ -174,10 +176,8 @@ class AdmissionServer:
         for number, records in groups.items():
             self._set_lane(number, records, now)
         for number, lane in self._lanes.items():
-            if number not in groups and len(lane.queue):
-                for waiter in lane.queue:  # its last endpoint was taken out of the configuration
-                    self._grant(lane, waiter, 0)
-                    lane.queue.cancel(waiter.id, now)
+            if number not in groups:
+                self._let_go(lane, now)
         self._lanes = {number: lane for number, lane in self._lanes.items() if number in groups}
 
     def _set_lane(self, number: int, records: list[EndpointRecord], now: float) -> None:
@@ -187,6 +187,8 @@ class AdmissionServer:
         slots = tuple(record.slot for record in records)
         lane = self._lanes.get(number)
         if lane is None or (lane.pool, lane.model) != (first.pool, first.model):
+            if lane is not None:
+                self._let_go(lane, now)
             queue = BandQueue(queue_settings(self._config), now)
             self._lanes[number] = _Lane(
                 number, first.pool, first.pool_slot, first.model, queue, settings, endpoints, slots
@@ -194,6 +196,13 @@ class AdmissionServer:
             return
         lane.settings, lane.endpoints, lane.slots = settings, endpoints, slots
         lane.queue.apply_settings(queue_settings(self._config), now)
+
+    def _let_go(self, lane: _Lane, now: float) -> None:
+        """Let all run who wait in a lane whose last endpoint has left: each finds another way or says so."""
+        for waiter in lane.queue:
+            self._row.take(lane.pool_slot, lane.number)
+            self._tell_granted(lane, waiter, 0)
+            lane.queue.cancel(waiter.id, now)
 
     # What workers say.
 
@@ -233,6 +242,8 @@ class AdmissionServer:
         else:
             lane = self._lanes.get(message.lane)
             if lane is not None:
+                if message.tokens and 0 <= message.band < len(lane.settings.ceilings):
+                    lane.queue.charge(message.band, message.tenant, message.tokens, now)
                 self._pump(lane.pool, now)
 
     def _enqueue(self, worker: _Worker, message: wire.Enqueue, now: float) -> None:
@@ -300,16 +311,20 @@ class AdmissionServer:
                 self._refuse(waiter, "queue_timeout", now)
         lanes = [lane for lane in lanes if len(lane.queue)]
         while lanes:
-            lane = min(lanes, key=lambda each: each.queue.top() or 0)
+            # Lanes of equal rank take turns: what they wait for may be the pool's cap.
+            lane = min(lanes, key=lambda each: (each.queue.top() or 0, each.turn))
             granted = self._next(lane, now)
             if granted is None:
                 lanes.remove(lane)
                 continue
-            self._grant(lane, granted, lane.places.pop(granted.id, 0))
+            self._turn += 1
+            lane.turn = self._turn
+            self._tell_granted(lane, granted, lane.places.pop(granted.id, 0))
             if not len(lane.queue):
                 lanes.remove(lane)
 
     def _next(self, lane: _Lane, now: float) -> Waiter | None:
+        """Take out the waiter whose turn it is, if it may run; its lease stands in our cells then."""
         lane.tick += 1
         cells = self._cells
         remote = self._remote_waiters(lane)
@@ -322,11 +337,25 @@ class AdmissionServer:
         )
         level = admission.saturation(view.replicas, view.pending, lane.settings, now)
 
-        def may_start(band: int) -> bool:
-            verdict = admission.may_grant(view, band, level, lane.settings, tick=lane.tick)
-            return verdict.starts or (verdict.outcome is admission.Outcome.NO_REPLICA and self._all_down(lane))
+        is_taken = False
 
-        return lane.queue.grant_next(may_start, now)
+        def may_start(band: int) -> bool:
+            nonlocal is_taken
+            verdict = admission.may_grant(view, band, level, lane.settings, tick=lane.tick)
+            if not (
+                verdict.starts or (verdict.outcome is admission.Outcome.NO_REPLICA and self._all_down(lane))
+            ):
+                return False
+            # As on the fast path: only who sees the cap kept after having taken may go on (shm.bands).
+            is_taken = True
+            self._row.take(lane.pool_slot, lane.number)
+            barrier()
+            return view.cap == admission.NO_CAP or cells.leases(lane.pool_slot) <= view.cap
+
+        granted = lane.queue.grant_next(may_start, now)
+        if granted is None and is_taken:
+            self._row.take_back(lane.pool_slot, lane.number)
+        return granted
 
     def _remote_waiters(self, lane: _Lane) -> list[int]:
         everyone, own = self._cells.waiters(lane.number), self._cells.local_waiters(lane.number)
@@ -337,9 +366,9 @@ class AdmissionServer:
         states = self._table.column(lane.slots, StatField.STATE)
         return all(state in (EndpointState.DOWN, EndpointState.DRAINING) for state in states)
 
-    def _grant(self, lane: _Lane, waiter: Waiter, place: int) -> None:
+    def _tell_granted(self, lane: _Lane, waiter: Waiter, place: int) -> None:
+        """Hand over a lease that stands in our cells."""
         request = self._waiting.pop(waiter.id)
-        self._row.take(lane.pool_slot, lane.number)
         self._granted[waiter.id] = request
         request.worker.send(wire.Grant(request.id, place))
 

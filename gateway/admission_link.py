@@ -80,9 +80,9 @@ class AdmissionLink:
         if self._waiters.pop(waiter.message.id, None) is not None:
             self._send(wire.Cancel(waiter.message.id))
 
-    def released(self, lane: int, tenant: str, tokens: int) -> None:
-        """Tell that a waiter of this lane may find room now."""
-        self._send(wire.Released(lane, tenant, tokens))
+    def released(self, lane: int, band: int, tenant: str, tokens: int) -> None:
+        """Tell that a waiter of this lane may find room now, and what the tenant has used."""
+        self._send(wire.Released(lane, band, tenant, tokens))
 
     def tick(self, now: float) -> None:
         """For the sweep: connect if there is no connection."""

@@ -195,7 +195,7 @@ class _Run:
             exchange.tenant = self._tenant()
         band, tenant = self._routing.ranks[exchange.band], exchange.tenant
         if not self._config.router.admission.enabled:
-            return lanes[0], admission.free_lease(lanes[0], tenant)
+            return lanes[0], admission.free_lease(lanes[0], band, tenant)
         now = time.monotonic()
         for lane in lanes:
             lease = admission.try_start(lane, band, tenant, now)

@@ -20,15 +20,26 @@ from gateway.routing import Lane
 from shm.bands import BandCells, LeaseRow, barrier
 
 
+COORDINATOR_GRACE_S = 0.5
+"""Beyond a request's time in the queue: how long the coordinator may take to say that it is over."""
+
+
 class Lease:
     """The right to run one request in a lane. Given back exactly once, whatever becomes of the request."""
 
-    __slots__ = ("_admission", "_is_dispatched", "_is_held", "_lane", "_tenant")
+    __slots__ = ("_admission", "_band", "_charged", "_is_dispatched", "_is_held", "_lane", "_tenant")
 
-    def __init__(self, owner: WorkerAdmission, lane: Lane, tenant: str) -> None:
+    def __init__(self, owner: WorkerAdmission, lane: Lane, band: int, tenant: str, charged: int = 0) -> None:
+        """Hold what stands in the worker's cells already.
+
+        Args:
+            charged: tokens for which the tenant has been charged; fairness by service.
+        """
         self._admission = owner
         self._lane = lane
+        self._band = band
         self._tenant = tenant
+        self._charged = charged
         self._is_held = True
         self._is_dispatched = False
 
@@ -58,7 +69,7 @@ class Lease:
             row.give_back(lane.pool_slot)
         else:
             row.take_back(lane.pool_slot, lane.number)
-        self._admission.note_release(lane, self._tenant, tokens)
+        self._admission.note_release(lane, self._band, self._tenant, tokens - self._charged)
 
 
 class WorkerAdmission:
@@ -90,14 +101,20 @@ class WorkerAdmission:
         verdict = admission.may_start(view, band, lane.settings, now, tick=self._tick)
         # With no replica that could run it, scheduling says so better than a queue would.
         if verdict.starts or verdict.outcome is admission.Outcome.NO_REPLICA:
-            return Lease(self, lane, tenant)
+            if view.cap == admission.NO_CAP or not self._others_wait(lane, band):
+                return Lease(self, lane, band, tenant)
         row.take_back(lane.pool_slot, lane.number)
         return None
 
-    def free_lease(self, lane: Lane, tenant: str) -> Lease:
+    def _others_wait(self, lane: Lane, band: int) -> bool:
+        """Whether another model's requests wait for the same cap, in this band or above: their turn comes first."""
+        waiters = self._cells.waiters
+        return any(any(waiters(other)[: band + 1]) for other in lane.of_pool if other != lane.number)
+
+    def free_lease(self, lane: Lane, band: int, tenant: str) -> Lease:
         """Take a lease without asking: admission is off."""
         self.row.take(lane.pool_slot, lane.number)
-        return Lease(self, lane, tenant)
+        return Lease(self, lane, band, tenant)
 
     def wait(
         self,
@@ -136,7 +153,7 @@ class WorkerAdmission:
         except BaseException:
             if waiter is not None:
                 if isinstance(waiter.answer, wire.Grant):  # it came in the same turn
-                    Lease(self, lane, tenant).release()
+                    Lease(self, lane, band, tenant, cost).release()
                 else:
                     self._link.leave(waiter)
             raise
@@ -144,7 +161,7 @@ class WorkerAdmission:
             self.row.add_waiter(lane.number, band, -1)
         answer = waiter.answer
         if isinstance(answer, wire.Grant):
-            return Lease(self, lane, tenant), answer.position
+            return Lease(self, lane, band, tenant, cost), answer.position
         assert answer is not None
         raise _refusal(answer, config, lane)
 
@@ -158,7 +175,8 @@ class WorkerAdmission:
     ) -> None:
         ping_at = time.monotonic() + ping_s
         while waiter.answer is None:
-            connection.deadline = min(expires_at, ping_at)
+            # The coordinator refuses in time, and knows more to say; here it is for when there is none.
+            connection.deadline = min(expires_at + COORDINATOR_GRACE_S, ping_at)
             bits = connection.parker.park()
             if bits & CLIENT_GONE or connection.gone:
                 raise ClientClosed
@@ -168,18 +186,20 @@ class WorkerAdmission:
                 raise errors.ShuttingDown()
             if bits & TIMEOUT:
                 now = time.monotonic()
-                if now >= expires_at:
+                if now >= expires_at + COORDINATOR_GRACE_S:
                     raise errors.QueueTimeout()
                 if now >= ping_at:
                     on_silence()
                     ping_at = now + ping_s
         connection.deadline = FOREVER
 
-    def note_release(self, lane: Lane, tenant: str, tokens: int) -> None:
-        """Wake the coordinator, if somebody in the pool may be waiting for what was given back."""
+    def note_release(self, lane: Lane, band: int, tenant: str, tokens: int) -> None:
+        """Tell the coordinator, if somebody in the pool may be waiting for what was given back, or if it counts."""
         barrier()
-        if self._link.is_connected and self._cells.anybody_waits(lane.of_pool):
-            self._link.released(lane.number, tenant, tokens)
+        if not self._link.is_connected:
+            return
+        if (tokens and lane.settings.charges_service) or self._cells.anybody_waits(lane.of_pool):
+            self._link.released(lane.number, band, tenant, tokens)
 
 
 def _refusal(answer: wire.FromCoordinator, config: Config, lane: Lane) -> errors.ApiError:

@@ -21,7 +21,7 @@ seen by all (`barrier`), then reads all cells: two may both see too many and ste
 
 from __future__ import annotations
 
-import threading
+from _thread import RLock
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,7 +32,8 @@ from shm.marks import CooldownMarks
 from shm.rows import WorkerSlot
 from shm.segment import Segment
 
-_fence = threading.Lock()
+# NOTE: gevent puts locks of its own in the place of threading's, without any such instruction; not of this.
+_fence = RLock()
 
 
 def barrier() -> None:

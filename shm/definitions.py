@@ -161,6 +161,30 @@ INFLIGHT_RETURNED = Definition(
     "Requests that were in flight in a process when it died.",
 )
 
+REDIS_UP = Definition(
+    "llmgw_redis_up",
+    Kind.GAUGE,
+    "1 while the exchange with other instances works; 0 while Redis is away, or none is configured.",
+)
+REDIS_EXCHANGES = Definition(
+    "llmgw_redis_exchanges_total",
+    Kind.COUNTER,
+    "Exchanges with other instances; outcome is ok or failed.",
+    ("outcome",),
+)
+PEERS = Definition("llmgw_peers", Kind.GAUGE, "Other instances of the cluster that are heard of.")
+POOL_SHARE = Definition(
+    "llmgw_pool_share",
+    Kind.GAUGE,
+    "This instance's share of a pool's hard cap; over all instances never more than the cap.",
+    ("pool",),
+)
+PEERS_REMOVED = Definition(
+    "llmgw_peers_removed_total",
+    Kind.COUNTER,
+    "Instances that were found dead, whose shares went back.",
+)
+
 # Counted by the launcher and by gunicorn's arbiter; whoever reaps a slot counts that, too.
 PROCESS_RESTARTS = Definition(
     "llmgw_process_restarts_total",
@@ -192,6 +216,11 @@ DEFINITIONS: tuple[Definition, ...] = (
     CONTRACT_VIOLATIONS,
     SLOTS_REAPED,
     INFLIGHT_RETURNED,
+    REDIS_UP,
+    REDIS_EXCHANGES,
+    PEERS,
+    POOL_SHARE,
+    PEERS_REMOVED,
     PROCESS_RESTARTS,
     CONFIG_RELOADS,
 )

@@ -169,6 +169,7 @@ class EndpointPublisher:
                         f"no free slot for endpoint {record.id!r} among {len(taken)} in use"
                     )
                 self.set_stats(slot, EndpointStats())
+                self.set_remote_inflight(slot, 0)
             slots[record.id] = slot
         pools = _numbers({record.pool: record.pool_slot for record in self.records}, [r.pool for r in wanted], POOLS)
         lanes = _numbers(
@@ -213,6 +214,12 @@ class EndpointPublisher:
         cells[at + StatField.DRAIN_RATE * width] = stats.drain_rate
         cells[at + StatField.BATCH_CAPACITY * width] = stats.batch_capacity
         self._i64[seq_at] = odd + 1
+
+    def set_remote_inflight(self, slot: int, requests: int) -> None:
+        """Set how many requests other instances have under way at an endpoint."""
+        layout = self._segment.layout
+        at = layout.stats.start + StatField.REMOTE_INFLIGHT * layout.sizes.endpoint_slots
+        self._f64[at + slot] = requests
 
     def _is_clean(self, slot: int, now: float) -> bool:
         return self._inflight.of(slot) == 0 and self._marks.until(slot) <= now

@@ -54,6 +54,7 @@ class LaneSettings(msgspec.Struct, frozen=True):
         stale_after_s: age from which metrics are stale.
         aggregate: how the replicas' saturations become one.
         is_soft: past its ceiling a band closes by and by, up to a saturation of 1.
+        charges_service: what each request used is told to the coordinator: fairness goes by it.
     """
 
     ceilings: tuple[float, ...]
@@ -63,6 +64,7 @@ class LaneSettings(msgspec.Struct, frozen=True):
     stale_after_s: float = 6.0
     aggregate: Literal["p90", "mean"] = "p90"
     is_soft: bool = False
+    charges_service: bool = False
 
 
 class Replicas(NamedTuple):
@@ -156,6 +158,7 @@ def lane_settings(config: Config, pool: str) -> LaneSettings:
         stale_after_s=max(_STALE_SCRAPES * config.router.scrape_interval, _STALE_AT_LEAST_S),
         aggregate=admission.aggregate,
         is_soft=admission.soft_ceilings,
+        charges_service=admission.fairness == "service",
     )
 
 

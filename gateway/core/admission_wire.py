@@ -55,9 +55,17 @@ class Taken(msgspec.Struct, tag=3, array_like=True, frozen=True):
 
 
 class Released(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """A request of a lane with waiters ended; `tokens` it used, for fairness by service."""
+    """A request of a lane ended; sent if somebody waits, and always for fairness by service.
+
+    Attributes:
+        lane: number of its (pool, model).
+        band: of the request.
+        tenant: whose request it was.
+        tokens: what it used beyond what was charged when it was granted; may be less than 0.
+    """
 
     lane: int
+    band: int = 0
     tenant: str = ""
     tokens: int = 0
 
