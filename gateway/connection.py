@@ -44,7 +44,9 @@ DECOMPRESS_STEP_BYTES = 1024 * 1024
 """What one step of decompression yields; others run between two steps."""
 
 _TARGET_OK = re.compile(rb"/[\x21\x22\x24-\x7e]*\Z")  # without "#": a target has no fragment
-_CAREFUL_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings"))
+_CAREFUL_HEADERS = frozenset(
+    (b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings")
+)
 _TCP_LEFT = (7, 8)  # enum in linux/tcp.h: CLOSE, the peer has reset; CLOSE_WAIT, it has sent FIN
 
 
@@ -377,12 +379,13 @@ class ClientConnection:
 
     def _read_body_carefully(self, request: GunicornRequest, content_length: int) -> bytes:
         if content_length == 0:
-            # gunicorn reads a request without a length up to the end of file; HTTP/1.1 says that it has no body.
+            # gunicorn reads a request without a length up to the end of file; by HTTP/1.1 it has no body.
             self._buffer = request.unreader.take_buffered()
             return b""
         parts: list[bytes] = []
         total = 0
-        self.close_after = True  # until the body has been read to its end, nobody knows where the next request starts
+        # Until the body has been read to its end, nobody knows where the next request starts.
+        self.close_after = True
         request.unreader.pause_s = self._timeouts.body
         while True:
             try:

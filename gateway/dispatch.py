@@ -188,7 +188,9 @@ class _Run:
             finally:
                 dispatcher._inflight.sub(record.slot)
             verdict = failed.outcome.verdict
-            dispatcher._accountant.count(definitions.UPSTREAM_ERRORS, record.pool, failed.outcome.name.lower())
+            dispatcher._accountant.count(
+                definitions.UPSTREAM_ERRORS, record.pool, failed.outcome.name.lower()
+            )
             if verdict.cools_down and len(route.records) > 1:
                 # A model's only endpoint is not left alone: there is nobody else to ask.
                 dispatcher._marks.set(record.slot, time.monotonic() + self._config.router.cooldown_seconds)
@@ -215,7 +217,9 @@ class _Run:
                 self._note_decision(route, choice.considered, choice.filtered)
                 return choice
 
-    def _note_decision(self, route: ModelRoute, considered: int, filtered: tuple[tuple[str, int], ...]) -> None:
+    def _note_decision(
+        self, route: ModelRoute, considered: int, filtered: tuple[tuple[str, int], ...]
+    ) -> None:
         accountant = self._dispatcher._accountant
         accountant.candidates(route.name, considered)
         for name, count in filtered:
@@ -232,7 +236,9 @@ class _Run:
             if connection.shutdown:
                 raise errors.ShuttingDown()
 
-    def _try_endpoint(self, request: RequestBody, raw: bytes, route: ModelRoute, record: EndpointRecord) -> None:
+    def _try_endpoint(
+        self, request: RequestBody, raw: bytes, route: ModelRoute, record: EndpointRecord
+    ) -> None:
         exchange, config = self._exchange, self._config
         exchange.pool, exchange.replica, exchange.served_model = record.pool, record.id, record.served_model
         exchange.dispatched_at = time.monotonic()
@@ -300,20 +306,26 @@ class _Run:
         if self._is_open and not is_events:
             attempt.upstream.close()
             raise errors.UpstreamProtocol()
-        if not is_events and head.framing.kind is FramingKind.LENGTH and head.framing.length == len(attempt.rest):
+        if (
+            not is_events
+            and head.framing.kind is FramingKind.LENGTH
+            and head.framing.length == len(attempt.rest)
+        ):
             self._answer_whole(attempt, rename)
             return
         if rename is not None and not is_events and b"json" in head.content_type:
             self._answer_edited(attempt, rename, idle_s)
             return
-        self._relay(attempt, request, timeouts, is_events=is_events, rename=rename, withhold_usage=withhold_usage)
+        self._relay(
+            attempt, request, timeouts, is_events=is_events, rename=rename, withhold_usage=withhold_usage
+        )
 
     def _answer_edited(self, attempt: Attempt, rename: tuple[str, str], idle_s: float) -> None:
         """Answer with a JSON body whose `model` has to change: it is read whole first."""
         self._send_body(attempt, attempt.read_all(self._config.router.max_event_bytes, idle_s), rename)
 
     def _answer_whole(self, attempt: Attempt, rename: tuple[str, str] | None) -> None:
-        """Answer with a body that came in one read with its head, as short ones do: nothing is left to relay."""
+        """Answer with a body that came in one read together with its head, as short ones do."""
         body = attempt.rest
         attempt.release()
         self._send_body(attempt, body, rename if b"json" in attempt.head.content_type else None)
@@ -349,7 +361,9 @@ class _Run:
         sse = tap = None
         if is_events:
             sse = SseRelay(
-                withhold_usage=withhold_usage, rename=rename, max_event_bytes=self._config.router.max_event_bytes
+                withhold_usage=withhold_usage,
+                rename=rename,
+                max_event_bytes=self._config.router.max_event_bytes,
             )
         else:
             tap = UsageTap()
@@ -405,7 +419,9 @@ class _Run:
         if end is RelayEnd.CLIENT_GONE:
             exchange.status = 499
             phase = "streaming" if relay.first_at else "waiting"
-            self._dispatcher._accountant.count(definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase)
+            self._dispatcher._accountant.count(
+                definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase
+            )
         else:
             exchange.reason = end.value
             self._dispatcher._accountant.count(
@@ -432,7 +448,9 @@ class _Run:
                 headers.client_header_lines(head.headers),
                 framing_lines,
                 exchange.own_header_lines(),
-                b"" if exchange.head.keep_alive and not self._connection.close_after else b"connection: close\r\n",
+                b""
+                if exchange.head.keep_alive and not self._connection.close_after
+                else b"connection: close\r\n",
                 b"\r\n",
             )
         )
@@ -458,8 +476,9 @@ class _Run:
             exchange.status = 200
             framing = "transfer-encoding: chunked\r\n" if http11 else ""
             data = (
-                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-                f"{framing}x-request-id: {exchange.request_id}\r\nconnection: close\r\n\r\n"
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+                f"cache-control: no-cache\r\n{framing}"
+                f"x-request-id: {exchange.request_id}\r\nconnection: close\r\n\r\n"
             ).encode("latin-1") + data
         self._connection.send(data)
 

@@ -38,7 +38,17 @@ class ModelRoute:
         timeouts: its own deadlines, None for the router's.
     """
 
-    __slots__ = ("_ids", "_pipeline", "_signals", "_slots", "_weights", "fallbacks", "name", "records", "timeouts")
+    __slots__ = (
+        "_ids",
+        "_pipeline",
+        "_signals",
+        "_slots",
+        "_weights",
+        "fallbacks",
+        "name",
+        "records",
+        "timeouts",
+    )
 
     def __init__(
         self,
@@ -108,9 +118,7 @@ class Routing:
         self._signals = signals
         self._records = signals.table.records
         self._by_name: dict[str, ModelRoute] = {}
-        pipelines = {
-            name: build_pipeline(profile) for name, profile in config.router.profiles.items()
-        }
+        pipelines = {name: build_pipeline(profile) for name, profile in config.router.profiles.items()}
         for model in config.models:
             route = ModelRoute(
                 model.name,

@@ -101,7 +101,9 @@ class GatewayWorker(GeventWorker):
         )
         self._sweep = Sweep()
         app = make_app(self._dispatcher, self._current_routing, lambda: self._http.is_draining)
-        self._http = HttpServer(app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run)
+        self._http = HttpServer(
+            app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run
+        )
         self._sweep.hooks.append(self._pools.close_idle)
         self._sweep.start()
         servers = [self._listen(sock, config) for sock in self.sockets]
@@ -112,7 +114,7 @@ class GatewayWorker(GeventWorker):
         gc.set_threshold(20_000, 20, 100)
         self.slot.set_state(SlotState.SERVING)
         _log.info("worker_serving", extra={"slot": self.slot.index})
-        # The phase is looked at as well: a SIGTERM between the fork and gunicorn's set-up of signals gets lost.
+        # The phase is looked at as well: a SIGTERM between the fork and gunicorn's set-up of signals is lost.
         while self.alive and self.segment.phase is Phase.RUNNING and self._is_parent_alive():
             self._tick()
             gevent.sleep(TICK_S)
@@ -260,7 +262,8 @@ class Workers(BaseApplication):
             self._reaped.inc()
             self._returned.inc(slot.inflight_returned)
             _log.warning(
-                "worker_reaped", extra={"slot": slot.slot, "pid": slot.pid, "inflight": slot.inflight_returned}
+                "worker_reaped",
+                extra={"slot": slot.slot, "pid": slot.pid, "inflight": slot.inflight_returned},
             )
 
 
