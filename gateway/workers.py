@@ -61,6 +61,7 @@ class GatewayWorker(GeventWorker):
 
     segment: Segment
     config: Config
+    sockets: list[Any]
 
     def patch(self) -> None:
         # Patched before the fork already; only the sockets have to become gevent's.
