@@ -42,7 +42,7 @@ def ask(gateway: Gateway, *, stream: bool = True) -> int:
 def test_b35_connection_that_breaks_on_reuse_is_replaced_by_one_to_the_same_engine(
     gateway: Gateways, engines: tuple[RawEngine, RawEngine]
 ) -> None:
-    running = gateway([endpoint("a", engines[0].url), endpoint("b", engines[1].url)], log={"level": "info"})
+    running = gateway([endpoint("a", engines[0].url), endpoint("b", engines[1].url)])
     ledger = Ledger(running)
     for ending in (RawRequest.reset, RawRequest.close):
         warm = []
@@ -50,7 +50,7 @@ def test_b35_connection_that_breaks_on_reuse_is_replaced_by_one_to_the_same_engi
             with RawClient(running.url) as client:
                 client.post(chat())
                 request = engines[0].next_request()
-                warm.append(request.port)
+                warm.add(request.port)
                 request.send(WHOLE)
                 client.read_all()
                 request.finish()
