@@ -27,23 +27,10 @@ from tests.support.raw_engine import (
 )
 from tests.support.sim import SimEngine
 from tests.support.sse_reference import data_of_events
-from tests.support.stand import Stand, open_stand
+from tests.support.stand import Stand
 
 ONE = event("one")
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}\n\n'
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    with open_stand(tmp_path_factory.mktemp("streaming")) as stand:
-        yield stand
-
-
-@pytest.fixture
-def stand(running: Stand) -> Iterator[Stand]:
-    running.begin()
-    yield running
-    running.end()
 
 
 @pytest.fixture
