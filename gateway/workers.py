@@ -220,6 +220,14 @@ class _RoutedLogger(Logger):
         """Nothing is open here."""
 
 
+class _Arbiter(Arbiter):
+    """gunicorn's parent process; it kills by the drain time-out in force, not by that of its start."""
+
+    def stop(self, graceful: bool = True) -> None:
+        self.app.take_up_drain_timeout()
+        super().stop(graceful)
+
+
 class Workers(BaseApplication):
     """gunicorn, told everything by the launcher's configuration and nothing by files or environment."""
 
@@ -254,6 +262,19 @@ class Workers(BaseApplication):
 
     def load(self) -> None:
         """Nothing to load before the fork."""
+
+    def run(self) -> None:
+        """Run until told to stop."""
+        _Arbiter(self).run()
+
+    def take_up_drain_timeout(self) -> None:
+        """Tell gunicorn how long workers may drain; a reload may have changed it."""
+        try:
+            config = decode(self._segment.read_config())
+        except SegmentMismatch:
+            _log.warning("configuration_unreadable", exc_info=True)
+            return
+        self.cfg.set("graceful_timeout", int(config.drain_timeout) + DRAIN_MARGIN_S)
 
     def _give_back(self, arbiter: Arbiter, worker: GatewayWorker) -> None:
         """A worker has ended: return what it had in flight at once, coordinator or not."""

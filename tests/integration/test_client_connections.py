@@ -19,7 +19,7 @@ from tests.support.scene import Scene, open_scene, request_id
 from tests.support.wait import wait_until
 from tests.support.wire import WireClient, chat, request
 
-HEADER_S, BODY_S, KEEPALIVE_S = 0.6, 0.6, 1.0
+HEADER_S, BODY_S, KEEPALIVE_S = 0.6, 1.0, 1.0
 TICK_S = 0.2
 SLACK_S = 3.0  # a machine under load; the point is that it ends at all, and not before its time
 
@@ -82,7 +82,8 @@ def test_a_body_that_stops_is_answered_with_408(scene: Scene, coding: str):
         client.send(started(coding, asked))
         began = time.monotonic()
         answer = client.answer()
-        assert BODY_S - 0.1 <= time.monotonic() - began < BODY_S + SLACK_S
+        # Once, and not a second time to throw away the rest.
+        assert BODY_S - 0.1 <= time.monotonic() - began < 2 * BODY_S
         assert (answer.status, answer.code, answer.header("connection")) == (408, "request_timeout", "close")
         assert client.is_closed()
     assert scene.settled(asked)["outcome"] == "request_timeout"
