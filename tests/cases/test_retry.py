@@ -45,8 +45,8 @@ def test_b35_connection_that_breaks_on_reuse_is_replaced_by_one_to_the_same_engi
     running = gateway([endpoint("a", engines[0].url), endpoint("b", engines[1].url)])
     ledger = Ledger(running)
     for ending in (RawRequest.reset, RawRequest.close):
-        warm = []
-        for _ in engines:  # a kept connection to each of them
+        warm: set[int] = set()
+        while len(warm) < 2:  # a kept connection to each of them
             with RawClient(running.url) as client:
                 client.post(chat())
                 request = engines[0].next_request()
