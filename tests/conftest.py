@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from tests.support.clock import FakeClock
 from tests.support.gateway import Gateways
 from tests.support.processes import Programs
 from tests.support.stand import Stand, open_stand
+
+
+def pytest_configure() -> None:
+    """Undo what a shell does to jobs in its background: programs started by tests must know Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
