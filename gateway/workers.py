@@ -101,7 +101,7 @@ class GatewayWorker(GeventWorker):
             rng,
         )
         self._sweep = Sweep()
-        app = make_app(self._dispatcher, self._current_routing, lambda: self._http.is_draining)
+        app = make_app(self._dispatcher, self._current_routing, self._is_stopping)
         self._http = HttpServer(
             app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run
         )
@@ -120,6 +120,10 @@ class GatewayWorker(GeventWorker):
             self._tick()
             gevent.sleep(TICK_S)
         self._drain(servers)
+
+    def _is_stopping(self) -> bool:
+        # The phase counts for all workers at once: a load balancer must not hear "ready" from the slowest.
+        return self._http.is_draining or self.segment.phase is not Phase.RUNNING
 
     def _listen(self, sock: socket.socket, config: Config) -> StreamServer:
         sock.setblocking(True)

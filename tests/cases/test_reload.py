@@ -259,7 +259,9 @@ def test_while_it_drains_it_is_not_ready_refuses_requests_and_finishes_streams(
     gw.program.signal(signal.SIGTERM)
     assert [client.is_closed() for client in idle] == [True] * 6
     wait_until(lambda: gw.get("/readyz")[0] == 503, 5)
-    assert json.loads(gw.get("/readyz")[1]) == {"ready": False, "reason": "shutting_down"}
+    for _ in range(8):  # whichever worker is asked
+        assert json.loads(gw.get("/readyz")[1]) == {"ready": False, "reason": "shutting_down"}
+    wait_until(lambda: len(gw.log_lines(event="worker_draining")) == 2, 5)
     assert gw.get("/healthz")[0] == 200
     for _ in range(6):
         answer = ask(gw)
