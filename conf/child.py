@@ -1,4 +1,4 @@
-"""What a child process of the launcher knows of its parent: its arguments, its exit code, its parent's death."""
+"""What a child process of the launcher knows of its parent: arguments, exit code, the parent's death."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# "I cannot start, and trying again will not help." gunicorn's arbiter uses the same number for the same thing.
+# "I cannot start, and trying again will not help." gunicorn's arbiter uses the same number for it.
 EXIT_CANNOT_BOOT = 3
 
 _PR_SET_PDEATHSIG = 1
@@ -47,8 +47,8 @@ def parse_arguments(program: str, argv: Sequence[str]) -> ChildArguments:
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Have the kernel send this process a signal when its parent dies, however it dies.
 
-    Survives exec, not fork: each child calls it for itself, first thing. The parent is the thread that started
-    the process, so threads that start children must outlive them.
+    Survives exec, not fork: each child calls it for itself, first thing. The parent is the thread that
+    started the process, so threads that start children must outlive them.
 
     Args:
         parent_pid: who the parent must be; if it died before this call, nobody would tell.

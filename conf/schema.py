@@ -321,8 +321,8 @@ class Endpoint(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str,
         Meta(
             pattern=ENDPOINT_ID,
-            description="Name in logs, metrics and the `x-llmgw-replica` header; unique. Empty: host and port "
-            "of `url`.",
+            description="Name in logs, metrics and the `x-llmgw-replica` header; unique. Empty: host and "
+            "port of `url`.",
         ),
     ] = ""
     engine: Annotated[

@@ -143,7 +143,9 @@ def parse_redis_url(text: str) -> str:
     if port == 0:
         raise ValueError("port 0 is not a port")
     if url.query or url.fragment or "?" in text or "#" in text:
-        raise ValueError("carries a query or a fragment; only redis(s)://user:password@host:port/number is allowed")
+        raise ValueError(
+            "carries a query or a fragment; only redis(s)://user:password@host:port/number is allowed"
+        )
     if not re.fullmatch(r"/?|/[0-9]{1,4}", url.path, re.ASCII):
         raise ValueError("has a path that is not the number of a database, such as /0")
     return text

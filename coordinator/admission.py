@@ -285,7 +285,12 @@ class AdmissionServer:
     def _forget(self, worker: _Worker) -> None:
         """A connection ended: its requests are enqueued again by the same worker, or gone with it."""
         now = self._clock()
-        mine = [key for requests in (self._waiting, self._granted) for key, r in requests.items() if r.worker is worker]
+        mine = [
+            key
+            for requests in (self._waiting, self._granted)
+            for key, r in requests.items()
+            if r.worker is worker
+        ]
         for key in mine:
             self._cancel(key, now)
 

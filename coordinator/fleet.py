@@ -129,7 +129,7 @@ class Fleet:
             waiting=int(stats.waiting) if was_read else None,
             running=int(stats.running) if was_read else None,
             kv_usage_ratio=stats.kv if was_read else None,
-            has_stale_metrics=report is None or not report.has_fresh_metrics,
+            has_stale_metrics=record.probe and (report is None or not report.has_fresh_metrics),
             scrape_age_s=round(now - stats.scraped_at, 3) if was_read else None,
             failures=stats.failures,
             cooldown_s=round(max(0.0, self.marks.until(record.slot) - now), 3),

@@ -58,5 +58,6 @@ class Greenlets:
             self._on_failure(name)
 
     def _forget(self, greenlet: Greenlet) -> None:
-        if self._running.get(greenlet.name) is greenlet:
-            del self._running[greenlet.name]
+        name: str = greenlet.name
+        if self._running.get(name) is greenlet:
+            del self._running[name]

@@ -204,9 +204,7 @@ class Ledger:
         except _SERVER_ERRORS as exc:
             raise self._away(exc) from exc
 
-    def exchange(
-        self, row: bytes, statements: Mapping[str, Statement], dead: Mapping[str, int]
-    ) -> Answer:
+    def exchange(self, row: bytes, statements: Mapping[str, Statement], dead: Mapping[str, int]) -> Answer:
         """Tell the cluster about this instance, and learn about the others.
 
         Args:

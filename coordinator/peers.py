@@ -35,7 +35,7 @@ from coordinator.core.peer_rows import (
     replaced,
 )
 from coordinator.core.shares import Need, PoolShare, Statement, plan_shares
-from coordinator.core.turns import LaneTurns, Turns
+from coordinator.core.lane_turns import LaneTurns, Turns
 from coordinator.greenlets import Greenlets
 from coordinator.ledger import Answer, Ledger, LedgerAway
 from shm.bands import NO_CAP, BandPublisher, barrier
@@ -170,7 +170,9 @@ class Peers:
     def apply(self, config: Config) -> None:
         """Put the caps of a configuration in force; call it after the table was published, too. Never blocks."""
         self._caps = {
-            name: pool.max_concurrent for name, pool in config.pools.items() if pool.max_concurrent is not None
+            name: pool.max_concurrent
+            for name, pool in config.pools.items()
+            if pool.max_concurrent is not None
         }
         self._take_up_pools()
         self.kick()

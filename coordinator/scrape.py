@@ -208,7 +208,11 @@ class Scrapers:
         watches = {
             record.id: Watch(record, config.router.scrape_interval, mappings[record.engine])
             for record in records
+            if record.probe
         }
+        for record in records:
+            if not record.probe:
+                self._publisher.set_stats(record.slot, EndpointStats())
         old = self._scrapers
         kept = {name: scraper for name, scraper in old.items() if watches.get(name) == scraper.watch}
         self._greenlets.stop(name for name in old if name not in kept)
@@ -304,11 +308,14 @@ def _record(endpoint: Endpoint) -> EndpointRecord:
         tls_verify=tls is None or tls.verify,
         weight=endpoint.weight,
         batch_capacity=endpoint.batch_capacity or 0,
+        probe=endpoint.probe,
     )
 
 
 def _caps(config: Config) -> dict[str, int]:
-    return {name: pool.max_concurrent for name, pool in config.pools.items() if pool.max_concurrent is not None}
+    return {
+        name: pool.max_concurrent for name, pool in config.pools.items() if pool.max_concurrent is not None
+    }
 
 
 def _mappings(config: Config) -> dict[str, MetricMapping]:

@@ -145,4 +145,8 @@ class Accountant:
 
 
 def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1")
+    """Decode what a client sent, so that nothing in it passes for the end of a line or moves a terminal."""
+    if value is None:
+        return None
+    text = value.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

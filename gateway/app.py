@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 _RELAYED_PATH = re.compile(r"/v1(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 """Paths that may go to an engine: no dot segments, nothing that two parsers read differently."""
 
-RELAYED_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"))
+RELAYED_PATHS = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+)
 """Routes to engines that need no pattern; vLLM and SGLang serve the last two outside of /v1."""
 
 
@@ -35,7 +37,7 @@ class Relayed:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         exchange: Exchange = req.env[EXCHANGE_KEY]
         if exchange.head.path not in RELAYED_PATHS:
-            # falcon looks at the decoded path and forgives slashes; the engine gets the path as it was written.
+            # falcon looks at the decoded path and forgives slashes; the engine gets the path as written.
             raise errors.UnknownRoute()
         if exchange.failure is not None:
             raise exchange.failure
@@ -122,7 +124,9 @@ def _write_api_error(req: falcon.Request, resp: falcon.Response, ex: errors.ApiE
         resp.set_header(name, value)
 
 
-def _write_falcon_error(req: falcon.Request, resp: falcon.Response, ex: falcon.HTTPError, params: Any) -> None:
+def _write_falcon_error(
+    req: falcon.Request, resp: falcon.Response, ex: falcon.HTTPError, params: Any
+) -> None:
     if req.method not in falcon.COMBINED_METHODS:
         _write_api_error(req, resp, errors.MethodNotAllowed([]), params)
     elif ex.status_code == 404:

@@ -163,7 +163,7 @@ class Attempt:
         self._is_sent = True
 
     def _is_answered_early(self) -> bool:
-        """Tell whether the engine has answered, or left, before it got the whole body; no use in sending on."""
+        """Tell whether the engine answered, or left, before it got the whole body; no use in sending on."""
         try:
             data = self.upstream.channel.recv_or_none()
         except OSError:
@@ -186,7 +186,8 @@ class Attempt:
             head = parse_response_head(self._received)
             if head is None or head.status >= 200:
                 return head
-            self._received = self._received[head.consumed :]  # 100 Continue, 103 Early Hints: the response follows
+            # 100 Continue, 103 Early Hints: the response follows.
+            self._received = self._received[head.consumed :]
         return None
 
     def _on_room(self) -> None:
@@ -294,10 +295,7 @@ class Attempt:
         data = self.rest
         decoder = ChunkedDecoder() if framing.kind is FramingKind.CHUNKED else None
         while True:
-            if decoder is not None:
-                payload = decoder.feed(data) if data else b""
-            else:
-                payload = data
+            payload = data if decoder is None or not data else decoder.feed(data)
             total += len(payload)
             parts.append(payload)
             if total > limit:
@@ -306,7 +304,9 @@ class Attempt:
                 if decoder.leftover:
                     self.upstream.close()
                 break
-            if framing.kind is FramingKind.NONE or (framing.kind is FramingKind.LENGTH and total >= framing.length):
+            if framing.kind is FramingKind.NONE or (
+                framing.kind is FramingKind.LENGTH and total >= framing.length
+            ):
                 if total > framing.length:
                     self.upstream.close()
                     return b"".join(parts)[: framing.length]

@@ -36,6 +36,8 @@ from gateway.core import errors
 FOREVER = float("inf")
 LINGER_S = 5.0
 """How long an early refusal reads and discards what the client still sends."""
+LAST_LINGER_S = 0.5
+"""The same where the worker is about to end."""
 DISCARD_MAX_BYTES = 256 * 1024
 """An unread body up to this size is read and dropped, so that the connection can go on."""
 MAX_HEAD_BYTES = 128 * 1024
@@ -44,7 +46,9 @@ DECOMPRESS_STEP_BYTES = 1024 * 1024
 """What one step of decompression yields; others run between two steps."""
 
 _TARGET_OK = re.compile(rb"/[\x21\x22\x24-\x7e]*\Z")  # without "#": a target has no fragment
-_CAREFUL_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings"))
+_CAREFUL_HEADERS = frozenset(
+    (b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings")
+)
 _TCP_LEFT = (7, 8)  # enum in linux/tcp.h: CLOSE, the peer has reset; CLOSE_WAIT, it has sent FIN
 
 
@@ -356,18 +360,16 @@ class ClientConnection:
         parts = [buffer]
         missing = length - len(buffer)
         self._buffer = b""
-        try:
-            while missing > 0:
-                self.deadline = time.monotonic() + self._timeouts.body
-                data = self.read_some()
-                if not data:
-                    self.gone = True
-                    raise ClientClosed
-                missing -= len(data)
-                parts.append(data)
-        except errors.SlowBody:
-            self.close_after = True
-            raise
+        self.close_after = True  # a body that is not read to its end costs the connection
+        while missing > 0:
+            self.deadline = time.monotonic() + self._timeouts.body
+            data = self.read_some()
+            if not data:
+                self.gone = True
+                raise ClientClosed
+            missing -= len(data)
+            parts.append(data)
+        self.close_after = False
         self.deadline = FOREVER
         body = b"".join(parts)
         if missing < 0:
@@ -377,12 +379,13 @@ class ClientConnection:
 
     def _read_body_carefully(self, request: GunicornRequest, content_length: int) -> bytes:
         if content_length == 0:
-            # gunicorn reads a request without a length up to the end of file; HTTP/1.1 says that it has no body.
+            # gunicorn reads a request without a length up to the end of file; by HTTP/1.1 it has no body.
             self._buffer = request.unreader.take_buffered()
             return b""
         parts: list[bytes] = []
         total = 0
-        self.close_after = True  # until the body has been read to its end, nobody knows where the next request starts
+        # Until the body has been read to its end, nobody knows where the next request starts.
+        self.close_after = True
         request.unreader.pause_s = self._timeouts.body
         while True:
             try:
@@ -435,6 +438,8 @@ class ClientConnection:
 
     def discard_body(self, head: RequestHead) -> None:
         """Drop a body that nobody read: a small one is read, a large one costs the connection."""
+        if self.close_after:
+            return  # it was begun, and not read to its end
         if head.content_length == 0:
             if head.gunicorn_request is not None:
                 self._buffer = head.gunicorn_request.unreader.take_buffered()
@@ -542,7 +547,7 @@ class ClientConnection:
         """
         try:
             self.channel.sock.shutdown(socket.SHUT_WR)  # type: ignore[attr-defined]
-            self.deadline = time.monotonic() + LINGER_S
+            self.deadline = time.monotonic() + (LAST_LINGER_S if self.shutdown else LINGER_S)
             self.idle = False
             while self.read_some():
                 if time.monotonic() > self.deadline:

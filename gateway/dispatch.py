@@ -86,7 +86,7 @@ class Dispatcher:
             errors.ApiError: nothing has been sent; the caller answers.
         """
         try:
-            _Run(self, exchange).run()
+            self._begin(exchange).run()
         except ClientClosed:
             exchange.connection.gone = True
             exchange.is_answered = True
@@ -105,8 +105,11 @@ class Dispatcher:
             if exchange.is_answered:
                 self._accountant.finish(exchange)
 
+    def _begin(self, exchange: Exchange) -> Run:
+        return Run(self, exchange)
 
-class _Run:
+
+class Run:
     """The state of one request between its steps."""
 
     def __init__(self, dispatcher: Dispatcher, exchange: Exchange) -> None:
@@ -215,7 +218,9 @@ class _Run:
                 on_silence=self._ping_while_silent,
             )
         except errors.ApiError as error:
-            accountant.count(definitions.ADMISSION_REJECTED, exchange.band, _REJECTIONS.get(error.code, error.code))
+            accountant.count(
+                definitions.ADMISSION_REJECTED, exchange.band, _REJECTIONS.get(error.code, error.code)
+            )
             raise
         except ClientClosed:
             accountant.count(definitions.ADMISSION_REJECTED, exchange.band, "client_gone")
@@ -232,7 +237,9 @@ class _Run:
             return self._config.router.admission.default_band
         name, ranks = wanted.decode("latin-1"), self._routing.ranks
         if name not in ranks:
-            raise errors.BadField("x-llmgw-band", f"There is no band of this name; there are {', '.join(ranks)}.")
+            raise errors.BadField(
+                "x-llmgw-band", f"There is no band of this name; there are {', '.join(ranks)}."
+            )
         return name
 
     def _tenant(self) -> str:
@@ -289,7 +296,9 @@ class _Run:
                 dispatcher._inflight.sub(record.slot)
             lease.undispatched()
             verdict = failed.outcome.verdict
-            dispatcher._accountant.count(definitions.UPSTREAM_ERRORS, record.pool, failed.outcome.name.lower())
+            dispatcher._accountant.count(
+                definitions.UPSTREAM_ERRORS, record.pool, failed.outcome.name.lower()
+            )
             if verdict.cools_down and route.endpoints > 1:
                 # A model's only endpoint is not left alone: there is nobody else to ask.
                 dispatcher._marks.set(record.slot, time.monotonic() + self._config.router.cooldown_seconds)
@@ -333,7 +342,9 @@ class _Run:
             if connection.shutdown:
                 raise errors.ShuttingDown()
 
-    def _try_endpoint(self, request: RequestBody, raw: bytes, route: ModelRoute, record: EndpointRecord) -> None:
+    def _try_endpoint(
+        self, request: RequestBody, raw: bytes, route: ModelRoute, record: EndpointRecord
+    ) -> None:
         exchange, config = self._exchange, self._config
         exchange.pool, exchange.replica, exchange.served_model = record.pool, record.id, record.served_model
         exchange.dispatched_at = time.monotonic()
@@ -401,20 +412,26 @@ class _Run:
         if self._is_open and not is_events:
             attempt.upstream.close()
             raise errors.UpstreamProtocol()
-        if not is_events and head.framing.kind is FramingKind.LENGTH and head.framing.length == len(attempt.rest):
+        if (
+            not is_events
+            and head.framing.kind is FramingKind.LENGTH
+            and head.framing.length == len(attempt.rest)
+        ):
             self._answer_whole(attempt, rename)
             return
         if rename is not None and not is_events and b"json" in head.content_type:
             self._answer_edited(attempt, rename, idle_s)
             return
-        self._relay(attempt, request, timeouts, is_events=is_events, rename=rename, withhold_usage=withhold_usage)
+        self._relay(
+            attempt, request, timeouts, is_events=is_events, rename=rename, withhold_usage=withhold_usage
+        )
 
     def _answer_edited(self, attempt: Attempt, rename: tuple[str, str], idle_s: float) -> None:
         """Answer with a JSON body whose `model` has to change: it is read whole first."""
         self._send_body(attempt, attempt.read_all(self._config.router.max_event_bytes, idle_s), rename)
 
     def _answer_whole(self, attempt: Attempt, rename: tuple[str, str] | None) -> None:
-        """Answer with a body that came in one read with its head, as short ones do: nothing is left to relay."""
+        """Answer with a body that came in one read together with its head, as short ones do."""
         body = attempt.rest
         attempt.release()
         self._send_body(attempt, body, rename if b"json" in attempt.head.content_type else None)
@@ -447,13 +464,7 @@ class _Run:
         http11 = exchange.head.http11
         if not http11:
             connection.close_after = True
-        sse = tap = None
-        if is_events:
-            sse = SseRelay(
-                withhold_usage=withhold_usage, rename=rename, max_event_bytes=self._config.router.max_event_bytes
-            )
-        else:
-            tap = UsageTap()
+        sse, tap = self._readers(is_events=is_events, rename=rename, withhold_usage=withhold_usage)
         if framing.kind is FramingKind.NONE:
             lines = b"" if head.status == 204 else b"content-length: 0\r\n"
         elif framing.kind is FramingKind.LENGTH and sse is None:
@@ -496,6 +507,15 @@ class _Run:
         self._take_usage(sse.usage if sse is not None else tap.usage() if tap is not None else None)
         self._finish_relay(relay, end, attempt)
 
+    def _readers(
+        self, *, is_events: bool, rename: tuple[str, str] | None, withhold_usage: bool
+    ) -> tuple[SseRelay | None, UsageTap | None]:
+        """Return what reads the body on its way: one for an event stream, another for anything else."""
+        if not is_events:
+            return None, UsageTap()
+        max_event_bytes = self._config.router.max_event_bytes
+        return SseRelay(withhold_usage=withhold_usage, rename=rename, max_event_bytes=max_event_bytes), None
+
     def _finish_relay(self, relay: Relay, end: RelayEnd, attempt: Attempt) -> None:
         exchange = self._exchange
         if end is RelayEnd.COMPLETE:
@@ -506,7 +526,9 @@ class _Run:
         if end is RelayEnd.CLIENT_GONE:
             exchange.status = 499
             phase = "streaming" if relay.first_at else "waiting"
-            self._dispatcher._accountant.count(definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase)
+            self._dispatcher._accountant.count(
+                definitions.CLIENT_GONE, exchange.model or definitions.UNKNOWN, phase
+            )
         else:
             exchange.reason = end.value
             self._dispatcher._accountant.count(
@@ -533,7 +555,9 @@ class _Run:
                 headers.client_header_lines(head.headers),
                 framing_lines,
                 exchange.own_header_lines(),
-                b"" if exchange.head.keep_alive and not self._connection.close_after else b"connection: close\r\n",
+                b""
+                if exchange.head.keep_alive and not self._connection.close_after
+                else b"connection: close\r\n",
                 b"\r\n",
             )
         )
@@ -559,8 +583,9 @@ class _Run:
             exchange.status = 200
             framing = "transfer-encoding: chunked\r\n" if http11 else ""
             data = (
-                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-                f"{framing}x-request-id: {exchange.request_id}\r\nconnection: close\r\n\r\n"
+                "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+                f"cache-control: no-cache\r\n{framing}"
+                f"x-request-id: {exchange.request_id}\r\nconnection: close\r\n\r\n"
             ).encode("latin-1") + data
         self._connection.send(data)
 

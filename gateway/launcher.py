@@ -1,15 +1,12 @@
 """The parent process of a gateway: `llmgw-gateway`.
 
 It reads the configuration, opens the listeners, makes the shared segment, and starts two children that it
-keeps
-alive: `workers` (gunicorn's arbiter and its workers) and `coordinator`. It serves nothing itself, so it has
-    little
-to die of.
+keeps alive: `workers` (gunicorn's arbiter and its workers) and `coordinator`. It serves nothing itself, so it
+has little to die of.
 
 Signals
-    SIGTERM, SIGINT   stop: workers finish their requests for up to `drain_timeout`; a second one: stop at
-    once
-    SIGQUIT           stop at once
+    SIGTERM, SIGINT   stop: workers finish their requests for up to `drain_timeout`; a second one, or
+                      SIGQUIT at any time: stop at once
     SIGHUP            read the configuration again; a file that cannot be used changes nothing
     SIGKILL           the kernel sends both children SIGTERM; the next launcher removes the segment
 
@@ -230,8 +227,7 @@ class Launcher:
             else:
                 halt |= not self._ended(child, respawn=respawn)
         if collected:
-            # The coordinator does this four times a second; here it costs little, and works while that is
-            # dead.
+            # The coordinator does this four times a second; here it costs little, and works without one.
             for slot in reap_dead(self._segment_in_use):
                 self._metrics.counter(SLOTS_REAPED).inc()
                 self._metrics.counter(INFLIGHT_RETURNED).inc(slot.inflight_returned)

@@ -314,7 +314,9 @@ class Relay:
         if has_stray_bytes:
             # Bytes behind the response, or its end by close: this connection has no next response.
             self._upstream.close()
-        if self.client_http11 and (self._sse is not None or self._decoder is not None or not self._is_counted()):
+        if self.client_http11 and (
+            self._sse is not None or self._decoder is not None or not self._is_counted()
+        ):
             self._push(LAST_CHUNK)
         self._finish(RelayEnd.COMPLETE)
 
@@ -385,7 +387,7 @@ class Relay:
             self._sse.discard()
             self._push_event_bytes(errors.sse_event(_broken(end)))
             if self.client_http11:
-                # The error event is the sign; without the last chunk some clients drop it with the connection.
+                # The error event is the sign; without the last chunk some clients drop it unread.
                 self._push(LAST_CHUNK)
         elif self._head:
             self._push(b"")
@@ -408,7 +410,7 @@ class Relay:
     # Time.
 
     def _schedule(self, now: float) -> None:
-        """Tell the sweep when to look at this relay again: at the earliest time at which anything may be due."""
+        """Tell the sweep when to look at this relay again: at the earliest time that anything may be due."""
         deadlines = self._deadlines
         if self._stalled_at:
             due = self._stalled_at + deadlines.write_s
@@ -416,7 +418,11 @@ class Relay:
             return
         # Before the first byte the idle time does not count, but the first byte does not come here to say so:
         # the sweep has to look again within that time.
-        due = self._last_at + deadlines.idle_s if self.first_at else min(deadlines.first_byte, now + deadlines.idle_s)
+        due = (
+            self._last_at + deadlines.idle_s
+            if self.first_at
+            else min(deadlines.first_byte, now + deadlines.idle_s)
+        )
         if self._ping:
             due = min(due, max(self._last_at, self._pinged_at) + deadlines.ping_s)
         self._connection.deadline = min(due, deadlines.total)

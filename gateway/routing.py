@@ -138,9 +138,7 @@ class Routing:
         self._signals = signals
         self._records = signals.table.records
         self._by_name: dict[str, ModelRoute] = {}
-        pipelines = {
-            name: build_pipeline(profile) for name, profile in config.router.profiles.items()
-        }
+        pipelines = {name: build_pipeline(profile) for name, profile in config.router.profiles.items()}
         of_pool: dict[str, tuple[int, ...]] = {}
         for record in self._records:
             of_pool[record.pool] = tuple(sorted({*of_pool.get(record.pool, ()), record.lane}))

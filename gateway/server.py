@@ -137,7 +137,9 @@ class HttpServer:
                 return
             if head is None:
                 return
-            exchange = Exchange(connection, head, accept_request_id(head.fields.get(b"x-request-id"), self._rng))
+            exchange = Exchange(
+                connection, head, accept_request_id(head.fields.get(b"x-request-id"), self._rng)
+            )
             self._answer(exchange)
             if connection.gone:
                 return
@@ -213,8 +215,8 @@ class HttpServer:
         request_id = accept_request_id(None, self._rng)
         connection.close_after = True
         head = (
-            f"HTTP/1.1 {error.status_line}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+            f"HTTP/1.1 {error.status_line}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
         )
         connection.send(head.encode("latin-1") + body)
         refused = RequestHead("-", b"-", "-", "", [], {}, http11=True, keep_alive=False, content_length=0)

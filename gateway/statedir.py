@@ -1,10 +1,9 @@
 """The launcher's files in `state_dir`: its lock, what it left, where it can be found.
 
-    launcher.lock    flock held as long as the launcher lives; two launchers of one state_dir exclude each
-    other launcher.pid     process id, for scripts (`kill -HUP`)
+    launcher.lock    flock held as long as the launcher lives: there are never two of one state_dir
+    launcher.pid     process id, for scripts (`kill -HUP`)
     addresses.json   {"listen": ["host:port", ...], "admin": "host:port"}: what was bound, for port 0
-    segment          path of the segment's directory; written before that is made, so that no directory is
-    forgotten
+    segment          path of the segment's directory; written before that is made, so that none is forgotten
 
 One writer: the launcher that holds the lock. Crash recovery: all but the lock's holder may be out of date
 after a kill; the next launcher removes the directory that `segment` names and writes everything anew.

@@ -64,6 +64,7 @@ class GatewayWorker(GeventWorker):
 
     segment: Segment
     config: Config
+    sockets: list[Any]
 
     def patch(self) -> None:
         # Patched before the fork already; only the sockets have to become gevent's.
@@ -106,8 +107,10 @@ class GatewayWorker(GeventWorker):
             rng,
         )
         self._sweep = Sweep()
-        app = make_app(self._dispatcher, self._current_routing, lambda: self._http.is_draining)
-        self._http = HttpServer(app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run)
+        app = make_app(self._dispatcher, self._current_routing, self._is_stopping)
+        self._http = HttpServer(
+            app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run
+        )
         self._sweep.hooks += [self._pools.close_idle, self._link.tick]
         self._sweep.start()
         servers = [self._listen(sock, config) for sock in self.sockets]
@@ -118,11 +121,15 @@ class GatewayWorker(GeventWorker):
         gc.set_threshold(20_000, 20, 100)
         self.slot.set_state(SlotState.SERVING)
         _log.info("worker_serving", extra={"slot": self.slot.index})
-        # The phase is looked at as well: a SIGTERM between the fork and gunicorn's set-up of signals gets lost.
+        # The phase is looked at as well: a SIGTERM between the fork and gunicorn's set-up of signals is lost.
         while self.alive and self.segment.phase is Phase.RUNNING and self._is_parent_alive():
             self._tick()
             gevent.sleep(TICK_S)
         self._drain(servers)
+
+    def _is_stopping(self) -> bool:
+        # The phase counts for all workers at once: a load balancer must not hear "ready" from the slowest.
+        return self._http.is_draining or self.segment.phase is not Phase.RUNNING
 
     def _listen(self, sock: socket.socket, config: Config) -> StreamServer:
         sock.setblocking(True)
@@ -223,6 +230,14 @@ class _RoutedLogger(Logger):
         """Nothing is open here."""
 
 
+class _Arbiter(Arbiter):
+    """gunicorn's parent process; it kills by the drain time-out in force, not by that of its start."""
+
+    def stop(self, graceful: bool = True) -> None:
+        self.app.take_up_drain_timeout()
+        super().stop(graceful)
+
+
 class Workers(BaseApplication):
     """gunicorn, told everything by the launcher's configuration and nothing by files or environment."""
 
@@ -258,6 +273,19 @@ class Workers(BaseApplication):
     def load(self) -> None:
         """Nothing to load before the fork."""
 
+    def run(self) -> None:
+        """Run until told to stop."""
+        _Arbiter(self).run()
+
+    def take_up_drain_timeout(self) -> None:
+        """Tell gunicorn how long workers may drain; a reload may have changed it."""
+        try:
+            config = decode(self._segment.read_config())
+        except SegmentMismatch:
+            _log.warning("configuration_unreadable", exc_info=True)
+            return
+        self.cfg.set("graceful_timeout", int(config.drain_timeout) + DRAIN_MARGIN_S)
+
     def _give_back(self, arbiter: Arbiter, worker: GatewayWorker) -> None:
         """A worker has ended: return what it had in flight at once, coordinator or not."""
         if self._segment.phase is Phase.RUNNING:
@@ -266,7 +294,8 @@ class Workers(BaseApplication):
             self._reaped.inc()
             self._returned.inc(slot.inflight_returned)
             _log.warning(
-                "worker_reaped", extra={"slot": slot.slot, "pid": slot.pid, "inflight": slot.inflight_returned}
+                "worker_reaped",
+                extra={"slot": slot.slot, "pid": slot.pid, "inflight": slot.inflight_returned},
             )
 
 

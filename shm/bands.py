@@ -139,7 +139,8 @@ class BandCells:
             return remote
         local = block.tolist()
         return [
-            sum(local[band * self._workers : (band + 1) * self._workers]) + remote[band] for band in range(BANDS)
+            sum(local[band * self._workers : (band + 1) * self._workers]) + remote[band]
+            for band in range(BANDS)
         ]
 
     def local_waiters(self, lane: int) -> list[int]:

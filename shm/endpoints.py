@@ -72,6 +72,7 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
         weight: share relative to other endpoints of the model.
         pool_slot: number of its pool, lane: of its (pool, model); see shm.bands. `UNASSIGNED` until published.
         batch_capacity: requests it runs at once, as configured; 0: to be learned.
+        probe: whether it is asked for health and metrics; else it stays UNKNOWN.
     """
 
     slot: int = UNASSIGNED
@@ -88,6 +89,7 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     tls_verify: bool = True
     weight: float = 1.0
     batch_capacity: int = 0
+    probe: bool = True
 
     def __repr__(self) -> str:
         """Show what tells endpoints apart, and never the key."""
@@ -171,7 +173,9 @@ class EndpointPublisher:
                 self.set_stats(slot, EndpointStats())
                 self.set_remote_inflight(slot, 0)
             slots[record.id] = slot
-        pools = _numbers({record.pool: record.pool_slot for record in self.records}, [r.pool for r in wanted], POOLS)
+        pools = _numbers(
+            {record.pool: record.pool_slot for record in self.records}, [r.pool for r in wanted], POOLS
+        )
         lanes = _numbers(
             {(record.pool, record.model): record.lane for record in self.records},
             [(r.pool, r.model) for r in wanted],
@@ -243,7 +247,9 @@ def _numbers(old: dict[_Name, int], wanted: Iterable[_Name], limit: int) -> dict
             if number is None:
                 number = next(free, None)
             if number is None:
-                raise EndpointTableFull(f"more than {limit} pools, or pairs of a pool and a model: no room for {name!r}")
+                raise EndpointTableFull(
+                    f"more than {limit} pools, or pairs of a pool and a model: no room for {name!r}"
+                )
             numbers[name] = number
     return numbers
 

@@ -1,9 +1,8 @@
 """Requests in flight, counted per endpoint and worker.
 
 Layout: region `inflight`, int64, [endpoint_slot][worker_slot]; a request is counted from the moment its
-    endpoint is
-chosen until its relay has ended. Writer of a cell: the worker that owns the column; shm.rows zeroes the
-column of a dead worker. Endpoint-major, so that the sum over workers is one short run of memory.
+endpoint is chosen until its relay has ended. Writer of a cell: the worker that owns the column; shm.rows
+zeroes the column of a dead worker. Endpoint-major, so that the sum over workers is one short run of memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Cooldown marks: until when an endpoint that failed is left alone.
 
 Layout: region `marks`, float64, [endpoint_slot][worker_slot]: a deadline in monotonic seconds (one clock for
-    all
-processes of the host), 0 for none. Writer of a cell: the worker that owns the column; what counts is the
+all processes of the host), 0 for none. Writer of a cell: the worker that owns the column; what counts is the
 latest deadline of all workers. A mark ends by time alone. A worker's death takes its marks away: the
 survivors mark a bad endpoint again at their own first failure.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,12 @@ import pytest
 from tests.support.clock import FakeClock
 from tests.support.gateway import Gateways
 from tests.support.processes import Programs
+from tests.support.stand import Stand, open_stand
+
+
+def pytest_configure() -> None:
+    """Undo what a shell does to jobs in its background: programs started by tests must know Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -32,3 +39,18 @@ def gateway(programs: Programs, tmp_path: Path) -> Iterator[Gateways]:
     running = Gateways(programs, tmp_path)
     yield running
     running.close()
+
+
+@pytest.fixture(scope="module")
+def open_module_stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """A gateway and two engines of raw bytes, for all tests of a module."""
+    with open_stand(tmp_path_factory.mktemp("stand")) as stand:
+        yield stand
+
+
+@pytest.fixture
+def stand(open_module_stand: Stand) -> Iterator[Stand]:
+    """The module's gateway and engines; a test must leave nothing under way."""
+    open_module_stand.begin()
+    yield open_module_stand
+    open_module_stand.end()

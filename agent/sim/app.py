@@ -287,20 +287,11 @@ class App:
         as_base64 = body.get("encoding_format") == "base64"
 
         def answer(usage: Usage) -> bytes:
-            data = [
+            data: list[dict[str, object]] = [
                 {"index": index, "object": "embedding", "embedding": _embedding(prompt, as_base64)}
                 for index, prompt in enumerate(prompts)
             ]
-            return orjson.dumps(
-                {
-                    "id": "embd-" + envelope.request_id.decode("latin-1"),
-                    "object": "list",
-                    "created": int(time.time()),
-                    "model": model,
-                    "data": data,
-                    "usage": orjson.Fragment(usage.encode()),
-                }
-            )
+            return _list("embd-", envelope, model, data, usage)
 
         self._batch(connection, envelope, prompts, answer)
 
@@ -336,20 +327,11 @@ class App:
         prompts, _ = read_pairs(body, self.settings.limits, "text_1", "text_2")
 
         def answer(usage: Usage) -> bytes:
-            data = [
+            data: list[dict[str, object]] = [
                 {"index": index, "object": "score", "score": _score(prompt)}
                 for index, prompt in enumerate(prompts)
             ]
-            return orjson.dumps(
-                {
-                    "id": "score-" + envelope.request_id.decode("latin-1"),
-                    "object": "list",
-                    "created": int(time.time()),
-                    "model": model,
-                    "data": data,
-                    "usage": orjson.Fragment(usage.encode()),
-                }
-            )
+            return _list("score-", envelope, model, data, usage)
 
         self._batch(connection, envelope, prompts, answer)
 
@@ -466,6 +448,19 @@ def _respond_with_fault(connection: Connection, fault: Fault, envelope: Envelope
             error = EngineError(int(float(status)), "The fault that was asked for.", "SimulatedError")
             body, content_type = error.body(), b"application/json"
     respond(connection, int(float(status)), envelope, body, content_type, fields)
+
+
+def _list(prefix: str, envelope: Envelope, model: str, data: list[dict[str, object]], usage: Usage) -> bytes:
+    return orjson.dumps(
+        {
+            "id": prefix + envelope.request_id.decode("latin-1"),
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": data,
+            "usage": orjson.Fragment(usage.encode()),
+        }
+    )
 
 
 def _embedding(prompt: Prompt, as_base64: bool) -> list[float] | str:

@@ -54,7 +54,7 @@ class DrainRate:
         return place / rate
 
     def _advance(self, now: float) -> None:
-        if self._updated_at is None or now <= self._updated_at:
+        if self._updated_at is None:
             return
         passed = now - self._updated_at
         self._updated_at = now

@@ -15,7 +15,7 @@ import re
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-import gunicorn_h1c  # type: ignore[import-untyped]
+import gunicorn_h1c
 
 from conf.errors import LlmgwError
 from gateway.core.errors import UpstreamProtocol

@@ -1,11 +1,12 @@
 """When a child process that ended is started again.
 
 Rules:
-    - The first restart is immediate. A child that keeps dying young is started again after 0.5 s, 1 s, 2 s, ... 10 s.
+    - The first restart is immediate. A child that keeps dying young is started again after 0.5 s, 1 s, 2 s,
+      ... 10 s.
     - A child that lived `YOUNG_S` is sound: its death starts the count afresh.
-    - A child that says it cannot boot (`EXIT_CANNOT_BOOT`) before any of its lives was sound ends the launcher: it
-      will not boot by being asked again. Later on the same code is a death like others: what ran once is worth
-      retrying, and a running gateway is not stopped for it.
+    - A child that says it cannot boot (`EXIT_CANNOT_BOOT`) before any of its lives was sound ends the
+      launcher: it will not boot by being asked again. Later on the same code is a death like others: what ran
+      once is worth retrying, and a running gateway is not stopped for it.
 """
 
 from __future__ import annotations

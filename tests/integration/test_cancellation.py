@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.support.gateway import Gateway
 from tests.support.raw_client import chat
 from tests.support.raw_engine import DONE, JSON_HEAD, LAST_CHUNK, SSE_HEAD, RawRequest, chunk, event
-from tests.support.stand import DUE_S, WRITE_S, Stand, open_stand
+from tests.support.stand import DUE_S, WRITE_S, Stand
 from tests.support.wait import wait_until
 
 ONE = event("one")
@@ -21,19 +20,6 @@ PIECE = event("x" * 60_000)
 FREED_S = 1.0
 """Within this an engine is to know that its client has left; noise of the machine is added by tests."""
 NOISE_S = 2.0
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    with open_stand(tmp_path_factory.mktemp("cancellation")) as stand:
-        yield stand
-
-
-@pytest.fixture
-def stand(running: Stand) -> Iterator[Stand]:
-    running.begin()
-    yield running
-    running.end()
 
 
 def assert_gone(stand: Stand, line: dict[str, object], phase: str) -> None:

@@ -139,9 +139,10 @@ def test_two_hundred_clients_that_leave_at_any_moment_free_slots_and_blocks_with
     assert total(engines, "blocks_in_use") == 0
     assert total(engines, "completed") == before
     wait_idle(running)
-    # A token may come between the look at the client's bytes and its leaving.
     wait_until(lambda: ledger.grew("llmgw_client_gone_total") == 200, 5, "all to be counted")
-    assert streaming <= ledger.grew("llmgw_client_gone_total", phase="streaming") <= streaming + 40
+    # More than these have been sent a token: it may be on its way to a client that leaves.
+    assert ledger.grew("llmgw_client_gone_total", phase="streaming") >= streaming > 0
+    assert ledger.grew("llmgw_client_gone_total", phase="waiting") > 0
     assert ledger.grew("llmgw_requests_total", model=MODEL, status="499") == 200
     assert ledger.grew("llmgw_upstream_errors_total") == 0
     assert len(running.access_lines(status=499, outcome="client_gone")) == 200

@@ -11,7 +11,7 @@ from tests.support.accounts import settled
 from tests.support.gateway import Gateway, Gateways, endpoint
 from tests.support.raw_client import RawClient, Truncated, chat
 from tests.support.raw_engine import DONE, JSON_HEAD, LAST_CHUNK, SSE_HEAD, RawEngine, chunk, event
-from tests.support.stand import MAX_EVENT_BYTES, Stand, open_stand
+from tests.support.stand import MAX_EVENT_BYTES, Stand
 from tests.support.wait import wait_until
 
 ONE, TWO = event("one"), event("two")
@@ -19,19 +19,6 @@ SSE_LENGTH = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-len
 SSE_CLOSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 WHOLE = SSE_HEAD + chunk(ONE) + chunk(DONE) + LAST_CHUNK
 ERROR_JSON = b'{"error":{"message":"busy","type":"x","param":null,"code":"engine_busy"}}'
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    with open_stand(tmp_path_factory.mktemp("failures")) as stand:
-        yield stand
-
-
-@pytest.fixture
-def stand(running: Stand) -> Iterator[Stand]:
-    running.begin()
-    yield running
-    running.end()
 
 
 def status(code: int, body: bytes, *lines: bytes) -> bytes:

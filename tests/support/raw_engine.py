@@ -145,6 +145,7 @@ class RawEngine:
     Attributes:
         requests: every POST, oldest first.
         answer: called with each POST in the connection's own thread, instead of `next_request`.
+        keepalive_s: closes connections that have been idle so long after a POST; None: never.
         reads_bodies: whether a request's body is read before the test gets it.
             If not, its receive buffer is small, so that a large body stays with its sender.
     """
@@ -158,6 +159,7 @@ class RawEngine:
     ) -> None:
         self.requests: list[RawRequest] = []
         self.answer: Callable[[RawRequest], None] | None = None
+        self.keepalive_s: float | None = None
         self.reads_bodies = reads_bodies
         self._fixed = {
             b"/health": response(),
@@ -237,8 +239,11 @@ class RawEngine:
         number = -1
         nth = 0
         while True:
+            # Closed as uvicorn does it: at a time, whether or not a request is on its way.
+            sock.settimeout(self.keepalive_s if number >= 0 and not buffer else None)
             while b"\r\n\r\n" not in buffer:
-                data = sock.recv(65536)
+                data = sock.recv(65536)  # TimeoutError is an OSError: it ends the connection
+                sock.settimeout(None)
                 if not data:
                     return
                 buffer += data
@@ -274,4 +279,3 @@ class RawEngine:
             else:
                 self.inbox.put(request)
             request._finished.wait()
-            sock.settimeout(None)

@@ -66,7 +66,7 @@ class Stream:
             out.append(body[end + 2 : at - 2])
 
     def text(self) -> str:
-        """Return what the events say together; every one of them is a chunk of chat, and `[DONE]` is the last."""
+        """Return what the events say together; all are chunks of chat, and `[DONE]` is the last."""
         events = self.payload().split(b"\n\n")
         assert events[-2:] == [b"data: [DONE]", b""], events[-3:]
         parts = []

@@ -190,6 +190,17 @@ class WireClient:
             headers.append((name, value.strip()))
         return int(status), tuple(headers)
 
+    def is_answered(self, timeout: float) -> bool:
+        """Wait so many seconds for the first byte of an answer; the end of the connection is one too."""
+        kept = self.socket.gettimeout()
+        self.socket.settimeout(timeout)
+        try:
+            return bool(self._buffer) or not self._receive() or bool(self._buffer)
+        except TimeoutError:
+            return False
+        finally:
+            self.socket.settimeout(kept)
+
     def is_closed(self) -> bool:
         """Wait for the other side's end of file; return False if bytes come or nothing happens in time."""
         if self._buffer:
