@@ -19,7 +19,6 @@ from gateway.core import admission_wire as wire
 from gateway.routing import Lane
 from shm.bands import BandCells, LeaseRow, barrier
 
-
 COORDINATOR_GRACE_S = 0.5
 """Beyond a request's time in the queue: how long the coordinator may take to say that it is over."""
 
@@ -100,14 +99,14 @@ class WorkerAdmission:
         )
         verdict = admission.may_start(view, band, lane.settings, now, tick=self._tick)
         # With no replica that could run it, scheduling says so better than a queue would.
-        if verdict.starts or verdict.outcome is admission.Outcome.NO_REPLICA:
-            if view.cap == admission.NO_CAP or not self._others_wait(lane, band):
-                return Lease(self, lane, band, tenant)
+        is_open = verdict.starts or verdict.outcome is admission.Outcome.NO_REPLICA
+        if is_open and (view.cap == admission.NO_CAP or not self._others_wait(lane, band)):
+            return Lease(self, lane, band, tenant)
         row.take_back(lane.pool_slot, lane.number)
         return None
 
     def _others_wait(self, lane: Lane, band: int) -> bool:
-        """Whether another model's requests wait for the same cap, in this band or above: their turn comes first."""
+        """Whether another model's requests of this band or above wait for the same cap: they come first."""
         waiters = self._cells.waiters
         return any(any(waiters(other)[: band + 1]) for other in lane.of_pool if other != lane.number)
 
@@ -194,7 +193,7 @@ class WorkerAdmission:
         connection.deadline = FOREVER
 
     def note_release(self, lane: Lane, band: int, tenant: str, tokens: int) -> None:
-        """Tell the coordinator, if somebody in the pool may be waiting for what was given back, or if it counts."""
+        """Tell the coordinator, if somebody in the pool may wait for what was given back, or if it counts."""
         barrier()
         if not self._link.is_connected:
             return
