@@ -179,6 +179,7 @@ class LaneColumns(NamedTuple):
     capacity: Sequence[float]
     inflight: Sequence[int]
     remote_inflight: Sequence[float]
+    running: Sequence[float]
 
 
 class LaneEndpoints:
@@ -215,6 +216,7 @@ class LaneEndpoints:
             capacity,
             self._inflight.many(slots),
             column(slots, StatField.REMOTE_INFLIGHT),
+            column(slots, StatField.RUNNING),
         )
 
 
