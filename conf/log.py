@@ -131,41 +131,51 @@ def setup(process: str, config: Log, instance: str = "") -> None:
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written of one request. `None`: there was no such thing.
+class PlainLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written of one request in plain proxy mode, behind `ts`. `None`: there was no such thing.
 
     Attributes:
         upstream: name of the upstream it went to, the endpoint's id.
         priority: as the client asked (`interactive`, `background`); `tenant`, `surface` and `user` are the
             client's `x-tenant-id`, `x-surface` and `x-user-id`.
-        model: as the client asked; `served_model`: as the engine was told.
+        model: as the client asked.
         status: HTTP status; 499 where the client went away.
-        outcome: closed set, as in the metrics; `reason`: detail of an error.
-        queue_ms, ttft_ms, upstream_ms, duration_ms: milliseconds, see `milliseconds`.
-        bytes_out: body bytes sent to the client.
+        queue_ms, upstream_ms: milliseconds, see `milliseconds`.
     """
 
-    request_id: str
     method: str
     path: str
-    status: int
-    outcome: str
-    duration_ms: float
     upstream: str | None = None
     priority: str | None = None
     tenant: str | None = None
     surface: str | None = None
     user: str | None = None
     model: str | None = None
+    status: int
+    queue_ms: float = 0.0
+    upstream_ms: float | None = None
+    streamed: bool = False
+
+
+class AccessLine(PlainLine, frozen=True, kw_only=True):
+    """What is written of one request.
+
+    Attributes:
+        served_model: as the engine was told.
+        outcome: closed set, as in the metrics; `reason`: detail of an error.
+        ttft_ms, duration_ms: milliseconds.
+        bytes_out: body bytes sent to the client.
+    """
+
+    request_id: str
+    outcome: str
+    duration_ms: float
     served_model: str | None = None
     reason: str | None = None
     band: str | None = None
     pool: str | None = None
     replica: str | None = None
-    queue_ms: float = 0.0
     ttft_ms: float | None = None
-    upstream_ms: float | None = None
-    streamed: bool = False
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
@@ -214,8 +224,8 @@ class AccessLog:
         }
         self._constant = orjson.dumps(constant)[1:-1] + b","
 
-    def write(self, line: AccessLine) -> None:
-        """Write the line of a finished request."""
+    def write(self, line: PlainLine) -> None:
+        """Write the line of a finished request; an `AccessLine`."""
         texts = (line.path, line.user, line.tenant, line.surface, line.model, line.priority)
         if any(text is not None and len(text) > _CLIENT_TEXT_CHARS for text in texts):
             line = _clip(line)
@@ -229,13 +239,21 @@ class AccessLog:
         except OSError:
             self.dropped_lines += 1
 
-    def _data(self, line: AccessLine, now: str) -> bytes:
+    def _data(self, line: PlainLine, now: str) -> bytes:
         if self._is_human:
+            assert isinstance(line, AccessLine)
             return _printable(_readable(line, now)).encode() + b"\n"
         return b'{"ts":"%b",%b%b\n' % (now.encode(), self._constant, self._encode(line)[1:])
 
 
-def _clip(line: AccessLine) -> AccessLine:
+class PlainLog(AccessLog):
+    """Writes the lines of plain proxy mode: JSON, also on a terminal, and nothing but the line's fields."""
+
+    def _data(self, line: PlainLine, now: str) -> bytes:
+        return b'{"ts":"%b",%b\n' % (now.encode(), self._encode(line)[1:])
+
+
+def _clip(line: PlainLine) -> PlainLine:
     texts = {
         name: value[:_CLIENT_TEXT_CHARS].encode(errors="replace").decode()
         for name in ("path", "user", "tenant", "surface", "model", "priority")

@@ -69,24 +69,27 @@ class Accountant:
             route.ttft.observe(ttft_s)
         if exchange.prompt_tokens is not None and exchange.model is not None:
             self._count_tokens(exchange)
-        if path in _QUIET_PATHS:
-            return
+        if path not in _QUIET_PATHS:
+            self._write_line(exchange, now, duration_s, ttft_s)
+        exchange.connection.bytes_out = 0
+
+    def _write_line(self, exchange: Exchange, now: float, duration_s: float, ttft_s: float | None) -> None:
         fields = exchange.head.fields
         self._log.write(
             AccessLine(
                 request_id=exchange.request_id,
                 method=exchange.head.method,
-                path=path,
+                path=exchange.head.path,
                 status=exchange.status,
                 outcome=exchange.outcome,
                 reason=exchange.reason,
                 duration_ms=milliseconds(duration_s),
                 upstream=exchange.replica,
-                priority=_text(fields.get(b"x-priority")),
-                tenant=_text(fields.get(b"x-tenant-id")),
+                priority=header_text(fields.get(b"x-priority")),
+                tenant=header_text(fields.get(b"x-tenant-id")),
                 band=exchange.band,
-                surface=_text(fields.get(b"x-surface")),
-                user=_text(fields.get(b"x-user-id")),
+                surface=header_text(fields.get(b"x-surface")),
+                user=header_text(fields.get(b"x-user-id")),
                 model=exchange.model,
                 served_model=exchange.served_model,
                 pool=exchange.pool,
@@ -102,7 +105,6 @@ class Accountant:
                 retries=exchange.retries,
             )
         )
-        exchange.connection.bytes_out = 0
 
     def _count_tokens(self, exchange: Exchange) -> None:
         assert exchange.model is not None
@@ -144,7 +146,8 @@ class Accountant:
         counter.inc(amount)
 
 
-def _text(value: bytes | None) -> str | None:
+def header_text(value: bytes | None) -> str | None:
+    """Return a header's value for the log."""
     """Decode what a client sent, so that nothing in it passes for the end of a line or moves a terminal."""
     if value is None:
         return None

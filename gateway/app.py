@@ -52,6 +52,23 @@ class Relayed:
         self._dispatcher.run(exchange)
 
 
+class Proxied:
+    """Everything that plain proxy mode relays: `POST` and `GET` below /v1 and /synthesis/v1."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def sink(self, req: falcon.Request, resp: falcon.Response, **_: str) -> None:
+        exchange: Exchange = req.env[EXCHANGE_KEY]
+        if exchange.failure is not None:
+            raise exchange.failure
+        if not _RELAYED_PATH.fullmatch(exchange.head.path.removeprefix("/synthesis")):
+            raise errors.UnknownRoute()
+        if exchange.head.method not in ("GET", "POST"):
+            raise errors.MethodNotAllowed(["GET", "POST"])
+        self._dispatcher.run(exchange)
+
+
 class Models:
     """The models of the configuration and their aliases, in OpenAI's shape."""
 
@@ -80,7 +97,10 @@ class Health:
         self._is_draining = is_draining
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        resp.data = orjson.dumps({"ok": True, "in_flight": self._routing().in_flight_by_pool()})
+        routing = self._routing()
+        resp.data = orjson.dumps(
+            {"ok": True, "in_flight": routing.in_flight_by_pool(), "queued": routing.queued_by_pool()}
+        )
 
     def on_get_ready(self, req: falcon.Request, resp: falcon.Response) -> None:
         reason = "shutting_down" if self._is_draining() else self._routing().why_not_ready()
@@ -99,15 +119,34 @@ def make_app(
         routing: returns what is configured and known now.
         is_draining: whether this worker is shutting down.
     """
-    app = falcon.App(media_type="application/json")
-    relayed, models, health = Relayed(dispatcher), Models(routing), Health(routing, is_draining)
+    app = _bare_app(routing, is_draining)
+    relayed, models = Relayed(dispatcher), Models(routing)
     for path in RELAYED_PATHS:
         app.add_route(path, relayed)
     app.add_route("/v1/models", models)
     app.add_route("/v1/models/{model_id:path}", models, suffix="one")
+    app.add_sink(relayed.sink, prefix="/v1/")
+    return app
+
+
+def make_plain_app(
+    dispatcher: Dispatcher, routing: Callable[[], Routing], is_draining: Callable[[], bool]
+) -> falcon.App[falcon.Request, falcon.Response]:
+    """Build the client API of plain proxy mode; arguments as for `make_app`."""
+    app = _bare_app(routing, is_draining)
+    proxied = Proxied(dispatcher)
+    for prefix in ("/v1/", "/synthesis/v1/"):
+        app.add_sink(proxied.sink, prefix=prefix)
+    return app
+
+
+def _bare_app(
+    routing: Callable[[], Routing], is_draining: Callable[[], bool]
+) -> falcon.App[falcon.Request, falcon.Response]:
+    app = falcon.App(media_type="application/json")
+    health = Health(routing, is_draining)
     app.add_route("/healthz", health)
     app.add_route("/readyz", health, suffix="ready")
-    app.add_sink(relayed.sink, prefix="/v1/")
     app.add_error_handler(errors.ApiError, _write_api_error)
     app.add_error_handler(falcon.HTTPError, _write_falcon_error)
     app.add_error_handler(Exception, _write_unexpected)

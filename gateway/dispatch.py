@@ -44,7 +44,7 @@ OUTCOMES = {
 }
 
 
-class _Failed(Exception):
+class Failed(Exception):
     """A try that did not lead to an answer; the client has seen nothing of it."""
 
     def __init__(self, error: errors.ApiError, outcome: Outcome) -> None:
@@ -147,7 +147,7 @@ class Run:
             try:
                 self._try_endpoints(request, raw, model)
                 return
-            except _Failed as failed:
+            except Failed as failed:
                 error = failed.error
                 if self._exchange.is_answered or failed.outcome is Outcome.CLIENT_ERROR:
                     break  # a ping is out; or the request is at fault, and would be everywhere
@@ -168,12 +168,12 @@ class Run:
 
         Raises:
             NoCandidate: the model has no endpoint that can be tried at all.
-            _Failed: every try failed, or the last one must not be repeated.
+            Failed: every try failed, or the last one must not be repeated.
             errors.ApiError: the request may not run.
         """
         lanes = list(route.lanes)
         tried: set[int] = set()
-        failed: _Failed | None = None
+        failed: Failed | None = None
         while lanes:
             lane, lease = self._admit(request, route, lanes)
             try:
@@ -255,8 +255,8 @@ class Run:
         lane: Lane,
         lease: Lease,
         tried: set[int],
-        failed: _Failed | None,
-    ) -> _Failed | None:
+        failed: Failed | None,
+    ) -> Failed | None:
         """Try endpoints of one lane under one lease.
 
         Args:
@@ -268,7 +268,7 @@ class Run:
 
         Raises:
             NoCandidate: nothing was tried here.
-            _Failed: the last failure must not be repeated anywhere.
+            Failed: the last failure must not be repeated anywhere.
         """
         dispatcher, exchange = self._dispatcher, self._exchange
         tried_here = False
@@ -290,7 +290,7 @@ class Run:
             try:
                 self._try_endpoint(request, raw, route, record)
                 return None
-            except _Failed as exc:
+            except Failed as exc:
                 failed = exc
             finally:
                 dispatcher._inflight.sub(record.slot)
@@ -349,12 +349,7 @@ class Run:
         exchange.pool, exchange.replica, exchange.served_model = record.pool, record.id, record.served_model
         exchange.dispatched_at = time.monotonic()
         pool = self._dispatcher._pools.of(record)
-        body = raw
-        if request.model != record.served_model:
-            body = request_body.set_model(body, record.served_model)
-        injects_usage = config.router.inject_usage and request.stream and not request.include_usage
-        if injects_usage and exchange.head.path in _USAGE_ROUTES:
-            body = request_body.with_include_usage(body, request)
+        body, injects_usage = self._engine_body(request, raw, record)
         timeouts = route.timeouts or config.router.timeouts
         attempt = Attempt(
             self._connection,
@@ -362,20 +357,34 @@ class Run:
             self._attempt_deadlines(timeouts, request),
             self._ping_while_silent,
         )
-        target = pool.base_path + exchange.head.target
         head = headers.engine_request_head(
-            target,
+            pool.base_path + self._target(),
             exchange.head.headers,
             host=pool.host_header,
             content_length=len(body),
             request_id=exchange.request_id,
             api_key=record.api_key,
+            method=exchange.head.method.encode("ascii"),
         )
         try:
             attempt.run(head, body)
             self._answer(attempt, request, record, timeouts, withhold_usage=injects_usage)
         except errors.UpstreamError as error:
-            raise _Failed(error, classify(error)) from error
+            raise Failed(error, classify(error)) from error
+
+    def _target(self) -> bytes:
+        """Return path and query as the engine gets them, behind what its URL begins with."""
+        return self._exchange.head.target
+
+    def _engine_body(self, request: RequestBody, raw: bytes, record: EndpointRecord) -> tuple[bytes, bool]:
+        """Return the body for the engine, and whether it asks for usage that the client did not want."""
+        body = raw
+        if request.model != record.served_model:
+            body = request_body.set_model(body, record.served_model)
+        injects_usage = self._config.router.inject_usage and request.stream and not request.include_usage
+        if injects_usage and self._exchange.head.path in _USAGE_ROUTES:
+            body = request_body.with_include_usage(body, request)
+        return body, injects_usage
 
     def _attempt_deadlines(self, timeouts: Timeouts, request: RequestBody) -> AttemptDeadlines:
         headers_s = _or_forever(timeouts.headers)

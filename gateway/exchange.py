@@ -18,6 +18,7 @@ class Exchange:
         is_answered: bytes of the response have been handed to the client's socket, so that
             nothing else may answer.
         outcome: for metrics and log: `ok`, `client_gone`, `stream_broken`, or an error's code.
+        asked_model: name in the client's body, where that is not routed by.
         served_model: name that went to the engine.
         band: name of its priority class; None until admission has looked.
         tenant: whose turn it takes inside the band.
@@ -35,6 +36,7 @@ class Exchange:
     outcome: str = "ok"
     reason: str | None = None
     model: str | None = None
+    asked_model: str | None = None
     served_model: str | None = None
     pool: str | None = None
     replica: str | None = None
@@ -60,12 +62,13 @@ class Exchange:
         """Return the gateway's own response headers, as lines ending in CRLF."""
         if self.replica is None:
             return b"x-request-id: %b\r\n" % self.request_id.encode("ascii")
+        served = f"x-llmgw-served-model: {self.served_model}\r\n" if self.served_model else ""
         position = f"x-llmgw-queue-position: {self.queue_position}\r\n" if self.queue_position else ""
         return (
             f"x-request-id: {self.request_id}\r\n"
             f"x-llmgw-replica: {self.replica}\r\n"
             f"x-llmgw-pool: {self.pool}\r\n"
-            f"x-llmgw-served-model: {self.served_model}\r\n"
+            f"{served}"
             f"x-llmgw-queue-ms: {self.queue_s * 1000:.0f}\r\n"
             f"{position}"
         ).encode("latin-1", "replace")

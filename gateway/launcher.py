@@ -389,8 +389,11 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     except ConfigError as exc:
         for problem in exc.problems:
             print(problem, file=sys.stderr)
-        if path is None:
-            print("llmgw-gateway: no file was given; name one with --config FILE", file=sys.stderr)
+        if path is None and not any(problem.key.startswith("GATEWAY_") for problem in exc.problems):
+            print(
+                "llmgw-gateway: no file was given; name one with --config FILE, or set GATEWAY_UPSTREAM_URL",
+                file=sys.stderr,
+            )
         return 2
     conf_log.setup("launcher", config.log, config.instance)
     signals = SignalQueue((*_STOPS, signal.SIGHUP, signal.SIGCHLD))
@@ -411,7 +414,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "llmgw-gateway",
         description="OpenAI-compatible gateway for vLLM, SGLang and llama.cpp engines.",
         epilog="SIGTERM or Ctrl-C stops after running requests have ended, twice at once. SIGHUP reads FILE "
-        "again. Every key of FILE can be given as a variable as well: LLMGW_ROUTER__RETRIES=3.",
+        "again. Every key of FILE can be given as a variable as well: LLMGW_ROUTER__RETRIES=3. Without FILE, "
+        "GATEWAY_UPSTREAM_URL=http://HOST:PORT makes a plain proxy with a priority queue in front of that.",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (YAML)")
     parser.add_argument("--version", action="version", version=f"llmgw {__version__}")

@@ -13,7 +13,7 @@ from conf.schema import Config, Timeouts
 from gateway.core.admission import LaneSettings, lane_settings
 from gateway.core.schedule.pipeline import Choice, Fleet, Pipeline, Request
 from gateway.core.schedule.registry import build_pipeline
-from shm.bands import LaneEndpoints, as_range
+from shm.bands import BandCells, LaneEndpoints, as_range
 from shm.endpoints import EndpointRecord, EndpointState, EndpointTable
 from shm.inflight import InflightSums
 from shm.layout import StatField
@@ -27,6 +27,7 @@ class EndpointSignals:
     table: EndpointTable
     inflight: InflightSums
     marks: CooldownMarks
+    bands: BandCells
 
 
 class Lane:
@@ -167,6 +168,14 @@ class Routing:
         totals: dict[str, int] = {}
         for record in self._records:
             totals[record.pool] = totals.get(record.pool, 0) + self._signals.inflight.of(record.slot)
+        return totals
+
+    def queued_by_pool(self) -> dict[str, int]:
+        """Return how many requests of all workers wait for a grant, by pool."""
+        lanes = {record.lane: record.pool for record in self._records}
+        totals = dict.fromkeys(lanes.values(), 0)
+        for lane, pool in lanes.items():
+            totals[pool] += sum(self._signals.bands.local_waiters(lane))
         return totals
 
     def why_not_ready(self) -> str | None:

@@ -15,7 +15,8 @@ import os  # noqa: E402
 import random  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
-from typing import Any  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from typing import Any, NamedTuple  # noqa: E402
 
 import gevent  # noqa: E402
 from gevent import hub  # noqa: E402
@@ -32,12 +33,13 @@ from conf.load import decode  # noqa: E402
 from conf.schema import Config  # noqa: E402
 from gateway.access import Accountant  # noqa: E402
 from gateway.admission_link import AdmissionLink  # noqa: E402
-from gateway.app import RELAYED_PATHS, make_app  # noqa: E402
+from gateway.app import RELAYED_PATHS, make_app, make_plain_app  # noqa: E402
 from gateway.connection import Sweep  # noqa: E402
 from gateway.dispatch import Dispatcher  # noqa: E402
 from gateway.lease import WorkerAdmission  # noqa: E402
+from gateway.plain import HOT_PATHS, PlainAccountant, PlainDispatcher  # noqa: E402
 from gateway.routing import EndpointSignals, Routing  # noqa: E402
-from gateway.server import HttpServer  # noqa: E402
+from gateway.server import HttpServer, WsgiApp  # noqa: E402
 from gateway.upstream import UpstreamPools  # noqa: E402
 from shm import definitions  # noqa: E402
 from shm.bands import BandCells, LeaseRow  # noqa: E402
@@ -57,6 +59,20 @@ DRAIN_MARGIN_S = 10
 """What gunicorn waits beyond the drain time-out before it kills."""
 TICK_S = 0.25
 """How often a worker looks for a new configuration, a new endpoint table and the end of its drain."""
+
+
+class _Kit(NamedTuple):
+    """What plain proxy mode has of its own."""
+
+    dispatcher: type[Dispatcher]
+    accountant: type[Accountant]
+    log: type[log.AccessLog]
+    make_app: Callable[..., WsgiApp]
+    hot_paths: frozenset[str]
+
+
+_FULL = _Kit(Dispatcher, Accountant, log.AccessLog, make_app, RELAYED_PATHS)
+_PLAIN = _Kit(PlainDispatcher, PlainAccountant, log.PlainLog, make_plain_app, HOT_PATHS)
 
 
 class GatewayWorker(GeventWorker):
@@ -88,28 +104,30 @@ class GatewayWorker(GeventWorker):
         log.setup("worker", config.log, config.instance)
         self.slot = WorkerSlot.claim(self.segment)
         row = MetricsRow(self.segment, self.slot)
-        self._accountant = Accountant(row, log.AccessLog(config.log, "worker", config.instance))
+        kit = _PLAIN if config.plain_proxy else _FULL
+        self._accountant = kit.accountant(row, kit.log(config.log, "worker", config.instance))
         marks = CooldownMarks(self.segment, self.slot)
         self._table = EndpointTable(self.segment)
-        self._signals = EndpointSignals(self._table, InflightSums(self.segment), marks)
+        bands = BandCells(self.segment)
+        self._signals = EndpointSignals(self._table, InflightSums(self.segment), marks, bands)
         self._pools = UpstreamPools()
         self._routing = Routing(config, self._signals)
         rng = random.Random()
         leases = LeaseRow(self.segment, self.slot)
         self._link = AdmissionLink(self.segment.directory, leases)
-        self._dispatcher = Dispatcher(
+        self._dispatcher = kit.dispatcher(
             self._current_routing,
             self._pools,
             InflightRow(self.segment, self.slot),
             marks,
             self._accountant,
-            WorkerAdmission(BandCells(self.segment), leases, self._link),
+            WorkerAdmission(bands, leases, self._link),
             rng,
         )
         self._sweep = Sweep()
-        app = make_app(self._dispatcher, self._current_routing, self._is_stopping)
+        app = kit.make_app(self._dispatcher, self._current_routing, self._is_stopping)
         self._http = HttpServer(
-            app, config, self.cfg, self._sweep, self._accountant, rng, RELAYED_PATHS, self._dispatcher.run
+            app, config, self.cfg, self._sweep, self._accountant, rng, kit.hot_paths, self._dispatcher.run
         )
         self._sweep.hooks += [self._pools.close_idle, self._link.tick]
         self._sweep.start()

@@ -195,6 +195,15 @@ def read_request(body: bytes) -> RequestBody:
     return RequestBody(wire)
 
 
+def unnamed(stream: bytes = b"") -> RequestBody:
+    """Return what is known of a body that names no model, for who relays it all the same.
+
+    Args:
+        stream: its member `stream` as it is written.
+    """
+    return RequestBody(_Wire(model="", stream=Raw(stream)))
+
+
 def _bad_field(problem: str) -> BadField:
     if problem.endswith("`$.model`"):
         return BadField("model", "'model' must be a string.")
