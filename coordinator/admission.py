@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import gevent
@@ -56,6 +56,7 @@ class _Lane:
     settings: admission.LaneSettings
     endpoints: LaneEndpoints
     slots: tuple[int, ...]
+    names: tuple[str, ...]
     tick: int = 0
     turn: int = 0
     places: dict[int, int] = field(default_factory=dict)
@@ -116,13 +117,16 @@ class AdmissionServer:
         slot: WorkerSlot,
         config: Config,
         *,
+        hurry: Callable[[Sequence[str]], None] = lambda _endpoints: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing is listened to before `start`.
 
         Args:
             slot: the coordinator's.
+            hurry: have endpoints looked at soon; must not block.
         """
+        self._hurry = hurry
         self._segment = segment
         self._config = config
         self._clock = clock
@@ -185,16 +189,17 @@ class AdmissionServer:
         settings = admission.lane_settings(self._config, first.pool)
         endpoints = LaneEndpoints(records, self._table, self._inflight, self._marks)
         slots = tuple(record.slot for record in records)
+        names = tuple(record.id for record in records)
         lane = self._lanes.get(number)
         if lane is None or (lane.pool, lane.model) != (first.pool, first.model):
             if lane is not None:
                 self._let_go(lane, now)
             queue = BandQueue(queue_settings(self._config), now)
             self._lanes[number] = _Lane(
-                number, first.pool, first.pool_slot, first.model, queue, settings, endpoints, slots
+                number, first.pool, first.pool_slot, first.model, queue, settings, endpoints, slots, names
             )
             return
-        lane.settings, lane.endpoints, lane.slots = settings, endpoints, slots
+        lane.settings, lane.endpoints, lane.slots, lane.names = settings, endpoints, slots, names
         lane.queue.apply_settings(queue_settings(self._config), now)
 
     def _let_go(self, lane: _Lane, now: float) -> None:
@@ -303,6 +308,9 @@ class AdmissionServer:
             now = self._clock()
             for pool in {lane.pool for lane in self._lanes.values() if len(lane.queue)}:
                 self._pump(pool, now)
+            for lane in self._lanes.values():
+                if len(lane.queue):
+                    self._hurry(lane.names)
             if not self._waiting:
                 self._somebody_waits.clear()
 

@@ -78,10 +78,10 @@ class Coordinator:
         self._has_failed = False
         self._is_table_full = False
         self._greenlets = Greenlets(self._on_failure)
-        self._admission = AdmissionServer(segment, slot, config)
         self._scrapers = Scrapers(
             segment, metrics, clock=time.monotonic, rng=random.Random(), on_failure=self._on_failure
         )
+        self._admission = AdmissionServer(segment, slot, config, hurry=self._scrapers.hurry)
         fleet = Fleet.of(
             segment,
             self._scrapers,

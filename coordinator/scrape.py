@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import gevent
+from gevent.event import Event
 
 from agent.core.contract import MappingError, MetricMapping, mapping_for
 from conf.schema import Config, Endpoint
+from coordinator.core.capacity import LearnedCapacity
 from coordinator.core.health import Health
 from coordinator.core.judge import EndpointJudge, Notice, Report, Told
 from coordinator.core.look import Failure, Look
@@ -38,6 +40,10 @@ ANSWER_TIMEOUT_S = 2.0
 _STAGGER_S = 0.002
 _JITTER = 0.1
 _SHORTEST_PAUSE_S = 0.01
+# When somebody waits: the pause before the next look, and the same as a multiple of what a look takes, so that
+# an engine with slow metrics has little of it.
+_HURRIED_PAUSE_S = 0.1
+_HURRIED_SHARE = 10.0
 
 _STATES = {
     Health.UNKNOWN: EndpointState.UNKNOWN,
@@ -93,6 +99,7 @@ class Scraper:
         self._clock = clock
         self._rng = rng
         self._has_failed = False
+        self._hurry = Event()
         self._judge = EndpointJudge(
             engine=watch.record.engine,
             served_model=watch.record.served_model,
@@ -100,6 +107,10 @@ class Scraper:
             now=clock(),
             state=state,
         )
+
+    def hurry(self) -> None:
+        """Have it look again soon: somebody waits for what it sees. Never blocks."""
+        self._hurry.set()
 
     @property
     def report(self) -> Report:
@@ -113,8 +124,16 @@ class Scraper:
             while True:
                 began = self._clock()
                 self._look_guarded()
+                ended = self._clock()
                 interval = self.watch.interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
-                gevent.sleep(max(_SHORTEST_PAUSE_S, began + interval - self._clock()))
+                pause_s = max(_SHORTEST_PAUSE_S, began + interval - ended)
+                soonest_s = max(_HURRIED_PAUSE_S, _HURRIED_SHARE * (ended - began))
+                self._hurry.clear()
+                if soonest_s < pause_s:
+                    gevent.sleep(soonest_s)
+                    self._hurry.wait(pause_s - soonest_s)
+                else:
+                    gevent.sleep(pause_s)
         finally:
             self._probe.close()
 
@@ -178,6 +197,7 @@ class Scrapers:
         self._contexts = TlsContexts()
         self._greenlets = Greenlets(on_failure)
         self._scrapers: dict[str, Scraper] = {}
+        self._capacities: dict[str, LearnedCapacity] = {}
         self._looks = {outcome: metrics.counter(SCRAPES, (outcome,)) for outcome in ("ok", "failed")}
         self._metrics = metrics
 
@@ -193,6 +213,12 @@ class Scrapers:
         """Return what is known of an endpoint; None if there is no such one."""
         scraper = self._scrapers.get(endpoint)
         return None if scraper is None else scraper.report
+
+    def hurry(self, endpoints: Iterable[str]) -> None:
+        """Have these looked at soon; see `Scraper.hurry`."""
+        for name in endpoints:
+            if scraper := self._scrapers.get(name):
+                scraper.hurry()
 
     def apply(self, config: Config) -> None:
         """Publish the endpoints of a configuration, end the scrapers of those that left, start new ones.
@@ -218,6 +244,7 @@ class Scrapers:
         self._greenlets.stop(name for name in old if name not in kept)
         self._contexts.clear()
         self._scrapers = {}
+        self._capacities = {name: known for name, known in self._capacities.items() if name in watches}
         started = 0
         for name, watch in watches.items():
             scraper = kept.get(name)
@@ -238,6 +265,7 @@ class Scrapers:
                 state = old.report.health
             else:
                 self._publisher.set_stats(watch.record.slot, EndpointStats())
+                self._capacities.pop(watch.record.id, None)
         elif is_known:  # by an earlier coordinator
             state = _HEALTHS.get(self._table.stats(watch.record.slot).state, Health.UNKNOWN)
         scraper = Scraper(
@@ -252,16 +280,24 @@ class Scrapers:
         self._greenlets.spawn(watch.record.id, lambda: scraper.run(pause))
         return scraper
 
-    def _learn_capacity(self, record: EndpointRecord, report: Report) -> int:
-        """Return the most requests the engine has been seen to run at a time since it started.
-
-        Source: plan §7.2.1; the metric contract does not say how large an engine's batch is.
-        """
-        known = 0 if report.is_restarted else int(self._table.stat(record.slot, StatField.BATCH_CAPACITY))
-        return max(known, int(report.stats.running or 0))
+    def _learn(self, record: EndpointRecord, report: Report) -> LearnedCapacity:
+        known = self._capacities.get(record.id)
+        if known is None:
+            known = self._capacities[record.id] = LearnedCapacity(
+                int(self._table.stat(record.slot, StatField.BATCH_CAPACITY)),
+                self._table.stat(record.slot, StatField.KV_PER_REQUEST),
+            )
+        if report.is_restarted:
+            known.forget()
+        stats = report.stats
+        known.see(
+            running=stats.running or 0.0, waiting=stats.waiting or 0.0, kv=stats.kv_usage, now=self._clock()
+        )
+        return known
 
     def _take(self, record: EndpointRecord, report: Report) -> None:
         stats = report.stats
+        capacity = self._learn(record, report)
         self._publisher.set_stats(
             record.slot,
             EndpointStats(
@@ -274,7 +310,8 @@ class Scrapers:
                 max_context=report.max_context or stats.max_context or 0,
                 block_size=stats.block_size or 0,
                 num_blocks=stats.num_blocks or 0,
-                batch_capacity=self._learn_capacity(record, report),
+                batch_capacity=capacity.batch,
+                kv_per_request=capacity.kv_per_request,
             ),
         )
         self._looks["ok" if report.has_fresh_metrics else "failed"].inc()

@@ -180,6 +180,7 @@ class LaneColumns(NamedTuple):
     inflight: Sequence[int]
     remote_inflight: Sequence[float]
     running: Sequence[float]
+    kv_per_request: Sequence[float]
 
 
 class LaneEndpoints:
@@ -217,6 +218,7 @@ class LaneEndpoints:
             self._inflight.many(slots),
             column(slots, StatField.REMOTE_INFLIGHT),
             column(slots, StatField.RUNNING),
+            column(slots, StatField.KV_PER_REQUEST),
         )
 
 

@@ -114,6 +114,7 @@ class EndpointStats:
     num_blocks: int = 0
     drain_rate: float = 0.0
     batch_capacity: int = 0
+    kv_per_request: float = 0.0
 
 
 _decode_records = msgspec.msgpack.Decoder(tuple[EndpointRecord, ...]).decode
@@ -217,6 +218,7 @@ class EndpointPublisher:
         cells[at + StatField.NUM_BLOCKS * width] = stats.num_blocks
         cells[at + StatField.DRAIN_RATE * width] = stats.drain_rate
         cells[at + StatField.BATCH_CAPACITY * width] = stats.batch_capacity
+        cells[at + StatField.KV_PER_REQUEST * width] = stats.kv_per_request
         self._i64[seq_at] = odd + 1
 
     def set_remote_inflight(self, slot: int, requests: int) -> None:
@@ -364,4 +366,5 @@ class EndpointTable:
             num_blocks=int(values[StatField.NUM_BLOCKS]),
             drain_rate=values[StatField.DRAIN_RATE],
             batch_capacity=int(values[StatField.BATCH_CAPACITY]),
+            kv_per_request=values[StatField.KV_PER_REQUEST],
         )

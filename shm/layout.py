@@ -111,6 +111,7 @@ class StatField(IntEnum):
     BATCH_CAPACITY = 10  # requests: high-water mark of observed running; 0: unknown
     REMOTE_INFLIGHT = 11  # requests that other instances have under way there
     STUCK_SINCE = 12  # monotonic seconds since which no request has made progress there; 0: none is stuck
+    KV_PER_REQUEST = 13  # ratio of KV blocks that a running request has used at most of late; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,8 @@ class Replicas(NamedTuple):
         capacity: requests the engine runs at a time, learned or configured; 0 or NaN: not known.
         inflight: requests under way from all workers of this host.
         remote_inflight: the same from other instances. Empty: there are none.
-        running: requests that the engine ran when `kv` was read. Empty: not known.
+        running: requests that the engine ran when `kv` was read.
+        kv_per_request: what one of them uses at most of `kv`; 0: not known. Empty: of none is it known.
     """
 
     state: Sequence[float]
@@ -93,6 +94,7 @@ class Replicas(NamedTuple):
     inflight: Sequence[int]
     remote_inflight: Sequence[int] = ()
     running: Sequence[float] = ()
+    kv_per_request: Sequence[float] = ()
 
 
 class LaneView(NamedTuple):
@@ -213,17 +215,17 @@ def saturation(replicas: Replicas, pending: int, settings: LaneSettings, now: fl
 
     A replica's is the worse of two ratios: its queue (requests under way beyond its batch, its share of the
     pending ones included, or the queue it reports) to the target, and its KV use to the ceiling. KV use is as
-    old as the last scrape: each request that came since is taken to use as much as those that ran then did,
-    or a flood would fill the cache between two scrapes.
+    old as the last scrape: each request that came since is taken to use as much as any did of late, or a flood
+    would fill the cache between two scrapes.
 
     Source: plan §7.2.1.
     """
-    state, cooldown, scraped_at, waiting, kv, capacity, inflight, remote, running = replicas
+    state, cooldown, scraped_at, waiting, kv, capacity, inflight, remote, running, kv_each = replicas
     if remote:
         inflight = list(map(add, inflight, remote))
     count = len(state)
-    if not running:
-        running = (0.0,) * count
+    if not kv_each:
+        running = kv_each = (0.0,) * count
     # The columns of a healthy lane are taken as they are; only min and max look at each cell.
     if not count or max(state) >= DOWN or (cooldown and max(cooldown) > now):
         usable = [each < DOWN for each in state]
@@ -234,7 +236,8 @@ def saturation(replicas: Replicas, pending: int, settings: LaneSettings, now: fl
             return math.inf
         state, scraped_at = _only(state, usable), _only(scraped_at, usable)
         waiting, kv = _only(waiting, usable), _only(kv, usable)
-        capacity, inflight, running = _only(capacity, usable), _only(inflight, usable), _only(running, usable)
+        capacity, inflight = _only(capacity, usable), _only(inflight, usable)
+        running, kv_each = _only(running, usable), _only(kv_each, usable)
     fresh_from = now - settings.stale_after_s
     if min(scraped_at) < fresh_from or max(state) != READY or min(state) != READY:
         # An empty queue and an unknown KV use are what adds nothing.
@@ -244,11 +247,13 @@ def saturation(replicas: Replicas, pending: int, settings: LaneSettings, now: fl
     share = pending / count
     target, kv_ceiling, assumed = settings.target_waiting, settings.kv_ceiling, settings.assumed_capacity
     levels = []
-    for under_way, batch, queue, use, ran in zip(inflight, capacity, waiting, kv, running, strict=True):
+    for under_way, batch, queue, use, ran, each in zip(
+        inflight, capacity, waiting, kv, running, kv_each, strict=True
+    ):
         under_way += share
         queued = under_way - (batch if batch > 0.0 else assumed)
-        if under_way > ran + queue and ran > 0.0:
-            use += (under_way - ran - queue) * use / ran
+        if each > 0.0 and under_way > ran + queue:
+            use += (under_way - ran - queue) * each
         if queue > 0.0 and queue + share > queued:
             queued = queue + share  # it has a queue already, so what is pending will join it
         level = queued / target if queued > 0.0 else 0.0
