@@ -378,7 +378,7 @@ class Redis(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str,
         Meta(
             pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-            description="Instances with the same name share pools, models and limits; it is part of every key.",
+            description="Instances of the same name share pools and limits; it is part of every key.",
         ),
     ] = "default"
     exchange_interval: Annotated[

@@ -10,8 +10,8 @@ Keys (the hash tag keeps them in one slot of a Redis Cluster); all are hashes:
 One script does an exchange, so that nothing comes between. Rules:
     - A statement whose number is not above the last one's is late or repeated, and changes nothing.
     - What an instance says it uses is a fact and always written; only what nobody holds is granted on top.
-    - A server that has lost its memory, or has an old one (a restart, a fail-over), grants nothing until every
-      living instance had the time to say what it uses (`SETTLE_MS`). A server's run id tells.
+    - A server that has lost its memory, or has an old one (a restart, a fail-over), grants nothing until
+      every living instance had the time to say what it uses (`SETTLE_MS`). A server's run id tells.
     - An instance is removed, its shares with it, only if its row is still the one that was found dead.
 """
 
@@ -35,8 +35,8 @@ TIMEOUT_S = 0.5
 _KEPT_MS = 3_600_000  # nothing is left of a cluster that is gone for an hour
 _SERVER_ERRORS = (redis.RedisError, OSError)
 
-# ARGV: instance, number, run, row, dead (count, then name and number each), pools (count, then name, floor, want,
-# cap each). Answer: is it settled, rows, seen, shares (each flat).
+# ARGV: instance, number, run, row, dead (count, then name and number each), pools (count, then name, floor,
+# want, cap each). Answer: is it settled, rows, seen, shares (each flat).
 SCRIPT = """
 local life, rows, seen, shares = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local me, number, run, row = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
@@ -126,7 +126,7 @@ end
 
 
 class LedgerAway(LlmgwError):
-    """Redis gave no answer that can be used: go on with what there is, and try again. No secrets in the text."""
+    """Redis gave no answer that can be used: go on with what there is. No secrets in the text."""
 
 
 class Answer(NamedTuple):
@@ -148,7 +148,8 @@ class Ledger:
 
     Args:
         instance: its name in the ledger, without a slash; the same after a restart of the coordinator.
-        clock: monotonic seconds of this host; numbers of rows come from it, so that they grow through restarts.
+        clock: monotonic seconds of this host; numbers of rows come from it, so that they grow through
+            restarts.
 
     Raises:
         LedgerAway: from every method that asks Redis; the connection is closed then.
@@ -185,7 +186,7 @@ class Ledger:
         self._exchange_sha = self._leave_sha = ""
 
     def connect(self) -> str:
-        """Connect, and learn which run of the server this is. To be called first, and after every `LedgerAway`.
+        """Connect, and learn which run of the server this is; first, and after every `LedgerAway`.
 
         A server that was restarted knows no script, so no exchange reaches it under the old run's id.
 
@@ -198,7 +199,8 @@ class Ledger:
             self._leave_sha = self._redis.script_load(LEAVE_SCRIPT)
             connection = self._redis.connection_pool.get_connection()
             try:
-                return str(connection._sock.getsockname()[0])
+                sock: Any = connection._sock
+                return str(sock.getsockname()[0])
             finally:
                 self._redis.connection_pool.release(connection)
         except _SERVER_ERRORS as exc:

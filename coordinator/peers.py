@@ -1,7 +1,7 @@
 """Several instances: one greenlet that exchanges with the others through the ledger in Redis.
 
-Every `exchange_interval` (sooner while shares move) it tells what this instance runs and who waits, learns the
-same of the others, and writes to the segment what workers and the grant loop want to know:
+Every `exchange_interval` (sooner while shares move) it tells what this instance runs and who waits, learns
+the same of the others, and writes to the segment what workers and the grant loop want to know:
 
     pool_caps         this instance's share of each hard cap
     remote_leases, remote_waiters, REMOTE_INFLIGHT    sums over the other instances
@@ -25,6 +25,7 @@ from gevent import socket
 from gevent.event import Event
 
 from conf.schema import Config
+from coordinator.core.lane_turns import LaneTurns, Turns
 from coordinator.core.peer_rows import (
     SILENT_S,
     LaneRow,
@@ -35,12 +36,11 @@ from coordinator.core.peer_rows import (
     replaced,
 )
 from coordinator.core.shares import Need, PoolShare, Statement, plan_shares
-from coordinator.core.lane_turns import LaneTurns, Turns
 from coordinator.greenlets import Greenlets
 from coordinator.ledger import Answer, Ledger, LedgerAway
-from shm.bands import NO_CAP, BandPublisher, barrier
+from shm.bands import BandPublisher, barrier
 from shm.definitions import PEERS, PEERS_REMOVED, POOL_SHARE, REDIS_EXCHANGES, REDIS_UP
-from shm.endpoints import EndpointPublisher
+from shm.endpoints import NO_CAP, EndpointPublisher
 from shm.inflight import InflightSums
 from shm.layout import BANDS
 from shm.metrics import Gauge, MetricsRow
@@ -90,18 +90,18 @@ class Peers:
         on_failure: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wire it; nothing runs yet, but caps are in force when this returns.
+        """Wire it; nothing runs yet.
 
         Args:
             publisher: the one that publishes the table.
             config: with `redis.url`.
-            instance: unique name in the cluster, the same after a restart of the coordinator, another one after
-                a restart of the launcher; no slash.
+            instance: unique name in the cluster, the same after a restart of the coordinator, another one
+                after a restart of the launcher; no slash.
             listen: `host:port` where clients connect, port bound; the others look there whether this instance
                 lives when it is not heard of. Empty: they go by silence alone.
             demand: of a lane; called at each exchange, must not block.
-            on_change: a share has grown or others' waiters have become fewer, so that waiters may run now; must
-                not block.
+            on_change: a share has grown or others' waiters have become fewer, so that waiters may run now;
+                must not block.
             on_failure: see `Greenlets`.
         """
         self._segment = segment
@@ -133,6 +133,7 @@ class Peers:
         self._silent: frozenset[str] = frozenset()
         self._dead: dict[str, int] = {}
         self._held: Mapping[str, int] = {}
+        self._is_settled = False
         self._remote_waiters: dict[int, list[int]] = {}
         self.is_up = False
         self._is_known_away = False
@@ -168,7 +169,7 @@ class Peers:
         self._kick.set()
 
     def apply(self, config: Config) -> None:
-        """Put the caps of a configuration in force; call it after the table was published, too. Never blocks."""
+        """Take up caps; to be called before the endpoints of `config` are published. Never blocks."""
         self._caps = {
             name: pool.max_concurrent
             for name, pool in config.pools.items()
@@ -176,6 +177,10 @@ class Peers:
         }
         self._take_up_pools()
         self.kick()
+
+    def caps(self) -> dict[str, int]:
+        """Return the caps to publish a table with: what this instance has of each, nothing of a new one."""
+        return {name: self._shares[name].in_force if name in self._shares else 0 for name in self._caps}
 
     def may_grant(self, pool: str, model: str) -> bool:
         """Whether, with waiters of the same band elsewhere, it is this instance's turn in a lane."""
@@ -204,10 +209,8 @@ class Peers:
                 continue
             pause = FIRST_PAUSE_S
             self._kick.clear()
-            if is_moving:
+            if is_moving or self._kick.wait(self._interval):
                 gevent.sleep(min(QUICK_S, self._interval))
-            elif self._kick.wait(self._interval):
-                gevent.sleep(min(QUICK_S, self._interval) / 4)
 
     def _exchange(self) -> bool:
         """Do one exchange; return whether shares move for somebody who waits."""
@@ -259,15 +262,15 @@ class Peers:
         return Row(self._address, inflight, leases, tuple(rows))
 
     def _own_waiters(self, lane: int) -> tuple[int, ...]:
-        remote = self._remote_waiters.get(lane, [0] * BANDS)
-        own = [max(both - other, 0) for both, other in zip(self._bands.waiters(lane), remote, strict=True)]
+        own = self._bands.local_waiters(lane)
         while own and not own[-1]:
             own.pop()
         return tuple(own)
 
     def _statements(self, row: Row) -> dict[str, Statement]:
         """Plan the shares, lower ours at once, and say what is used and wanted."""
-        for name, share in self._shares.items():
+        # Before the others are known there is nothing to plan by.
+        for name, share in self._shares.items() if self.is_up else ():
             needs = {self._instance: _need(row, name, max(self._held.get(name, 0), share.in_force))}
             for peer_name, peer in self._peers.items():
                 if peer_name in self._dead:
@@ -277,7 +280,9 @@ class Peers:
                 is_silent = peer_name in self._silent
                 need = Need(held=held, leases=held) if is_silent else _need(peer.row, name, held)
                 needs[peer_name] = need
-            share.aim(plan_shares(share.cap, needs)[self._instance])
+            target = plan_shares(share.cap, needs)[self._instance]
+            # Nobody could have what we give up before shares are granted again.
+            share.aim(target if self._is_settled else max(target, share.in_force))
         self._publish_shares()
         barrier()
         slots = self._pool_slots()
@@ -287,7 +292,7 @@ class Peers:
         for name in dead.keys() - answer.peers.keys():
             self._removed.inc()
             LOG.warning("peer_removed", extra={"peer": name})
-        self._held, self._peers = answer.held, answer.peers
+        self._held, self._peers, self._is_settled = answer.held, answer.peers, answer.is_settled
         numbers = {name: peer.number for name, peer in answer.peers.items()}
         silent = self._watch.look(numbers, self._clock())
         for name in silent - self._silent:
@@ -398,6 +403,7 @@ class Peers:
         self.is_up, self._is_known_away = False, True
         self._up.set(0)
         self._dead.clear()
+        self._held = {}
         if self._peers and self._clock() - self._heard_at >= SILENT_S:
             self._peers, self._silent = {}, frozenset()
             self._forget_others()

@@ -1,8 +1,8 @@
 """Splits the turns of a lane between instances that have waiters of the same band.
 
-Every instance deals its own tenants their turns; of two instances with waiters in a lane, the quicker one would
-still take every place that comes free. So they compare grants at each exchange: a *round* is one grant for each
-distinct tenant that waits, and nobody gets far ahead of the others in rounds.
+Every instance deals its own tenants their turns; of two instances with waiters in a lane, the quicker one
+would still take every place that comes free. So they compare grants at each exchange: a *round* is one
+grant for each distinct tenant that waits, and nobody gets far ahead of the others in rounds.
 
 Until the next exchange an instance may make twice as many rounds as the slowest of the others made since the
 last one, and one more. Who has waiters and makes no round at three exchanges in a row is not waited for: it

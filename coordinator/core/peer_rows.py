@@ -1,12 +1,12 @@
 """What instances tell each other, and how one tells that another is dead.
 
 A row is written by its instance with every exchange and carries a number that grows. Rules:
-    - An instance is *silent* when its number has not changed for `SILENT_S`, by the clock of the one who looks,
-      who must have been connected all the time. Clocks are never compared.
-    - A silent one's waiters and requests under way are forgotten, but it keeps its share until it is dead: it may
-      be cut off from Redis alone and go on with what it has.
-    - It is *dead* when it is silent and nobody accepts connections at its address, or when another instance has
-      taken that address over. Who gave no address is dead once it is silent.
+    - An instance is *silent* when its number has not changed for `SILENT_S`, by the clock of the one who
+      looks, who must have been connected all the time. Clocks are never compared.
+    - A silent one's waiters and requests under way are forgotten, but it keeps its share until it is dead:
+      it may be cut off from Redis alone and go on with what it has.
+    - It is *dead* when it is silent and nobody accepts connections at its address, or when another instance
+      has taken that address over. Who gave no address is dead once it is silent.
 """
 
 from __future__ import annotations

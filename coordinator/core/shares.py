@@ -9,7 +9,8 @@ share in force and its leases; and the ledger grants only what nobody holds. So 
 whichever messages are lost, late or repeated. It rests on the order of steps:
 
     - down: first in force, here; then, once fewer leases run, in the ledger. `PoolShare.state`
-    - up: first in the ledger; then in force, when its answer to the *last* statement is here. `PoolShare.accept`
+    - up: first in the ledger; then in force, when its answer to the *last* statement is here.
+      `PoolShare.accept`
     - no answer: nothing changes here. Without Redis everyone keeps what is in force, and nobody gets more.
 
 `plan_shares` decides who should have what. It needs no agreement: instances that see different figures plan
@@ -17,9 +18,10 @@ differently for a moment, and the ledger still refuses what is not free.
 
 Rules of the plan:
     - Nobody gives while nobody lacks.
-    - What is scarce goes to waiters, a higher band first, whatever instance it waits at; within a band by turns
-      of the waiting tenants. Requests that run come after all waiters: they are not stopped, but what they give
-      back goes to the waiter whose turn it is, and not to whoever arrives next at the same instance.
+    - What is scarce goes to waiters, a higher band first, whatever instance it waits at; within a band by
+      turns of the waiting tenants. Requests that run come after all waiters: they are not stopped, but what
+      they give back goes to the waiter whose turn it is, and not to whoever arrives next at the same
+      instance.
     - The rest is spread evenly, so that every instance has a fast path.
 """
 
@@ -151,5 +153,5 @@ class PoolShare:
         return Statement(floor, max(self._target, floor), self.cap)
 
     def accept(self, held: int) -> None:
-        """Take over the ledger's answer to the last `state`; an answer to an earlier one must not come here."""
+        """Take over the answer to the last `state`; one to an earlier statement must not come here."""
         self.in_force = max(self.in_force, min(held, self._target))

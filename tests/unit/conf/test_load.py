@@ -347,6 +347,24 @@ def test_the_repr_of_an_endpoint_keeps_its_key_secret(tmp_path: Path) -> None:
     assert "sk-secret" not in repr(config)
 
 
+def test_the_repr_of_redis_keeps_its_passwords_secret(tmp_path: Path) -> None:
+    text = "redis: {url: 'redis://:pw1-secret@h:1/0', password: pw2-secret}\n"
+    config = read(tmp_path, BASE + text)
+    assert config.redis.password == "pw2-secret"
+    assert "redis://h:1/0" in repr(config)
+    assert "secret" not in repr(config)
+
+
+def test_redis_keys_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    text = "redis: {url: 'redis://h', tls: {}, exchange_interval: 2s, cluster_name: '{x}'}\n"
+    assert [line.split(": ")[1] for line in problems(tmp_path, BASE + text)] == [
+        "redis.cluster_name",
+        "redis.tls",
+        "redis.exchange_interval",
+    ]
+    assert "redis.password" in problems(tmp_path, BASE + "redis: {password: secret}\n")[0]
+
+
 def test_a_packed_configuration_comes_back_the_same(tmp_path: Path) -> None:
     config = load(Path(str(files("conf") / "examples" / "full.yaml")), {})
     assert decode(encode(config)) == config

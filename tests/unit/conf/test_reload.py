@@ -71,5 +71,6 @@ def test_the_keys_that_need_a_restart_are_those_of_the_schema() -> None:
         "max_connections",
         "log",
         "plain_proxy",
+        "redis",
         "router.admission.bands",
     }

@@ -9,6 +9,7 @@ from conf.values import (
     parse_duration,
     parse_endpoint_url,
     parse_listen,
+    parse_redis_url,
     parse_size,
 )
 
@@ -134,4 +135,31 @@ def test_an_endpoint_url_loses_only_the_slash_at_its_end(text: str, url: str) ->
 def test_a_bad_endpoint_url_is_refused_with_its_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as error:
         parse_endpoint_url(text)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["redis://h", "redis://:pw@h:6379/0", "rediss://user:pw@[::1]:6380/12", "redis://h:1/"]
+)
+def test_addresses_of_redis(text: str) -> None:
+    assert parse_redis_url(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("http://:secret@h:1", "redis://"),
+        ("unix:///secret", "redis://"),
+        ("redis:secret", "redis://"),
+        ("redis://", "host"),
+        ("redis://:secret@h:99999", "URL"),
+        ("redis://:secret@h:0", "port 0"),
+        ("redis://:secret@h/0?timeout=1", "query"),
+        ("redis://:secret@h/zero", "database"),
+        ("redis://:secret@h h", "space"),
+    ],
+)
+def test_bad_addresses_of_redis_are_refused_and_not_quoted(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as error:
+        parse_redis_url(text)
     assert "secret" not in str(error.value)
