@@ -80,9 +80,7 @@ class Gateway:
         """Start the launcher, also again after `stop()` or `kill()`, and wait until it is ready."""
         (self.state_dir / "addresses.json").unlink(missing_ok=True)
         self._killed = False
-        self.program: Program = self._programs.start(
-            "gateway", "--config", str(self.config_file), env=self._env
-        )
+        self.program: Program = self._programs.start("gateway", *self._arguments(), env=self._env)
         addresses: Any = wait_until(self._read_addresses, timeout, self._why("its addresses"))
         self.urls = tuple(f"http://{address}" for address in addresses["listen"])
         self.url = self.urls[0]
@@ -209,6 +207,9 @@ class Gateway:
             _remove(segment)
         assert self._killed or not left, f"the gateway left {left}:\n{self.program.output()}"
 
+    def _arguments(self) -> tuple[str, ...]:
+        return "--config", str(self.config_file)
+
     def _alive(self) -> bool:
         assert self.program.returncode is None, f"{self.program!r} ended:\n{self.program.output()}"
         return True
@@ -222,6 +223,36 @@ class Gateway:
 
     def _why(self, what: str) -> Any:
         return lambda: f"{what} of {self.program!r}:\n{self.program.output()[-8000:]}"
+
+
+class PlainGateway(Gateway):
+    """A gateway in plain proxy mode: no configuration file, only variables."""
+
+    def __init__(self, programs: Programs, folder: Path, upstream: str, variables: Mapping[str, str]) -> None:
+        """Start one in front of `upstream`; `variables` are further ones."""
+        env = {
+            "GATEWAY_UPSTREAM_URL": upstream,
+            "GATEWAY_LISTEN": "127.0.0.1:0",
+            "LLMGW_ADMIN_LISTEN": "127.0.0.1:0",
+            "LLMGW_STATE_DIR": str(folder / "state"),
+            **variables,
+        }
+        super().__init__(programs, folder, {}, env)
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """There is none."""
+
+    def access_lines(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the lines of requests (they alone have no `level`) that carry `fields`."""
+        return [line for line in self.log_lines(**fields) if "level" not in line]
+
+    def load(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return requests under way and requests that wait, by pool."""
+        health = json.loads(self.get("/healthz")[1])
+        return health["in_flight"], health["queued"]
+
+    def _arguments(self) -> tuple[str, ...]:
+        return ()
 
 
 class Gateways:
@@ -252,6 +283,13 @@ class Gateways:
         whole = {**config, **keys} if isinstance(config, Mapping) else config_for(config, **keys)
         folder = self._folder / f"gateway-{len(self._started)}"
         started = Gateway(self._programs, folder, whole, env or {})
+        self._started.append(started)
+        return started
+
+    def plain(self, upstream: str, **variables: str) -> PlainGateway:
+        """Start a gateway in plain proxy mode in front of the URL `upstream`, and wait until it is ready."""
+        folder = self._folder / f"gateway-{len(self._started)}"
+        started = PlainGateway(self._programs, folder, upstream, variables)
         self._started.append(started)
         return started
 
