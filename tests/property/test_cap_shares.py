@@ -149,6 +149,16 @@ class Cluster(RuleBasedStateMachine):
             if self.instances:
                 self.deliver(-1, answered=True, repeated=False)
 
+    @rule(
+        busy=st.lists(st.tuples(names, st.integers(4, 16)), min_size=1, max_size=3),
+        order=st.lists(names, min_size=4, max_size=8),
+    )
+    def flood(self, busy: list[tuple[int, int]], order: list[int]) -> None:
+        """More requests than there is room, so that shares have to move while they are in use."""
+        for index, count in busy:
+            self.arrive(index, count)
+        self.exchange(order)
+
     @precondition(lambda self: self.on_the_way)
     @rule(index=st.integers(0, 9), answered=st.booleans(), repeated=st.booleans())
     def deliver(self, index: int, answered: bool, repeated: bool) -> None:
