@@ -36,6 +36,7 @@ REQUIRED = (
     "msgspec",
     "orjson",
     "prometheus_client",
+    "redis",
     "rich",
     "urllib3",
     "xxhash",

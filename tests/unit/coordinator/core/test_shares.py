@@ -73,3 +73,11 @@ def test_a_share_changes_hands_only_after_the_requests_have_ended() -> None:
         ledger.exchange("a", number, {"pool": giver.state(running)}, {})
         taker.accept(ledger.exchange("b", number, {"pool": taker.state(taker.in_force)}, {})["pool"])
         assert taker.in_force == 4 - running
+
+
+def test_a_statement_that_comes_late_takes_nothing_away() -> None:
+    ledger = ModelLedger()
+    ledger.now_ms = SETTLE_MS
+    ledger.exchange("a", 2, {"pool": Statement(0, 16, 16)}, {})
+    assert ledger.exchange("a", 1, {"pool": Statement(0, 0, 16)}, {}) == {"pool": 16}
+    assert ledger.exchange("b", 3, {"pool": Statement(0, 16, 16)}, {}) == {"pool": 0}
