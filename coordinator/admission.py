@@ -5,9 +5,9 @@ noticed. Who waits is known twice: here in the queues, for order and fairness, a
 everybody who asks "may I overtake?". After a restart the queues are empty and the cells are not: the workers
 say again who waits, and nothing is granted until they had the time to.
 
-A grant is counted in this process's own lease cells until the worker has it in its own; if the worker dies or
-the request has left meanwhile, it is given back here. If this process dies its cells are zeroed like any other
-process's.
+A grant is counted in this process's own lease cells until the worker has it in its own; if the worker dies
+or the request has left meanwhile, it is given back here. If this process dies its cells are zeroed like any
+other process's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import gevent
 import msgspec
@@ -24,6 +25,7 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 
 from conf.schema import Config
+from coordinator.core.peer_rows import LaneDemand
 from coordinator.core.queue import BandFull, BandQueue, Waiter, queue_settings
 from gateway.core import admission
 from gateway.core import admission_wire as wire
@@ -36,7 +38,7 @@ from shm.rows import WorkerSlot
 from shm.segment import ADMISSION_FILE, Segment, SegmentMismatch
 
 TURN_S = 0.02
-"""While somebody waits, room is looked for this often beside the worker's notices: time-outs, fresh metrics."""
+"""While somebody waits, room is looked for this often beside the workers' notices."""
 SETTLE_S = 0.3
 """After a restart with requests waiting: how long workers have to say so before the first grant."""
 READ_BYTES = 65536
@@ -58,12 +60,14 @@ class _Lane:
     slots: tuple[int, ...]
     names: tuple[str, ...]
     tick: int = 0
+    is_full: bool = False
+    could_run: bool = True
     turn: int = 0
     places: dict[int, int] = field(default_factory=dict)
 
 
 class _Worker:
-    """One worker's connection. Messages are written whole or not at all; a worker that reads nothing is dropped."""
+    """One worker's connection."""
 
     def __init__(self, number: int, sock: gevent_socket.socket) -> None:
         self.number = number
@@ -108,6 +112,14 @@ class _Request:
     lane: _Lane
 
 
+class ClusterTurns(Protocol):
+    """Whose turn it is among instances; see `coordinator.peers`."""
+
+    def may_grant(self, pool: str, model: str) -> bool: ...
+    def note_grant(self, pool: str, model: str) -> None: ...
+    def kick(self) -> None: ...
+
+
 class AdmissionServer:
     """The queues of the instance."""
 
@@ -118,6 +130,7 @@ class AdmissionServer:
         config: Config,
         *,
         hurry: Callable[[Sequence[str]], None] = lambda _endpoints: None,
+        turns: ClusterTurns | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing is listened to before `start`.
@@ -125,7 +138,9 @@ class AdmissionServer:
         Args:
             slot: the coordinator's.
             hurry: have endpoints looked at soon; must not block.
+            turns: of the instances that share the pools; None: this one is alone.
         """
+        self._cluster = turns
         self._hurry = hurry
         self._segment = segment
         self._config = config
@@ -208,6 +223,20 @@ class AdmissionServer:
             self._row.take(lane.pool_slot, lane.number)
             self._tell_granted(lane, waiter, 0)
             lane.queue.cancel(waiter.id, now)
+
+    def pump_all(self) -> None:
+        """Look for room in every pool: other instances have left some. Never blocks."""
+        now = self._clock()
+        for pool in {lane.pool for lane in self._lanes.values() if len(lane.queue)}:
+            self._pump(pool, now)
+
+    def demand(self, lane_number: int) -> LaneDemand:
+        """Tell the other instances' side what waits in a lane."""
+        lane = self._lanes.get(lane_number)
+        if lane is None or not len(lane.queue):
+            return LaneDemand()
+        tenants = tuple(len(lane.queue.tenants(band)) for band in range(len(lane.queue.depths())))
+        return LaneDemand(tenants, lane.is_full, lane.could_run)
 
     # What workers say.
 
@@ -326,10 +355,16 @@ class AdmissionServer:
         while lanes:
             # Lanes of equal rank take turns: what they wait for may be the pool's cap.
             lane = min(lanes, key=lambda each: (each.queue.top() or 0, each.turn))
-            granted = self._next(lane, now)
+            granted = None
+            if self._cluster is None or self._cluster.may_grant(lane.pool, lane.model):
+                granted = self._next(lane, now)
             if granted is None:
+                if self._cluster is not None and lane.is_full:
+                    self._cluster.kick()
                 lanes.remove(lane)
                 continue
+            if self._cluster is not None:
+                self._cluster.note_grant(lane.pool, lane.model)
             self._turn += 1
             lane.turn = self._turn
             self._tell_granted(lane, granted, lane.places.pop(granted.id, 0))
@@ -355,6 +390,8 @@ class AdmissionServer:
         def may_start(band: int) -> bool:
             nonlocal is_taken
             verdict = admission.may_grant(view, band, level, lane.settings, tick=lane.tick)
+            lane.is_full = verdict.outcome is admission.Outcome.FULL
+            lane.could_run = verdict.outcome is not admission.Outcome.NO_REPLICA
             if not (
                 verdict.starts or (verdict.outcome is admission.Outcome.NO_REPLICA and self._all_down(lane))
             ):

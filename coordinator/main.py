@@ -24,6 +24,7 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import gevent  # noqa: E402
 import msgspec  # noqa: E402
@@ -39,6 +40,7 @@ from coordinator.admin.server import AdminServer, inherited, open_listener  # no
 from coordinator.admission import AdmissionServer  # noqa: E402
 from coordinator.fleet import Fleet  # noqa: E402
 from coordinator.greenlets import Greenlets  # noqa: E402
+from coordinator.peers import Peers  # noqa: E402
 from coordinator.scrape import Scrapers  # noqa: E402
 from shm.definitions import INFLIGHT_RETURNED, SLOTS_REAPED  # noqa: E402
 from shm.endpoints import EndpointTableFull  # noqa: E402
@@ -81,7 +83,22 @@ class Coordinator:
         self._scrapers = Scrapers(
             segment, metrics, clock=time.monotonic, rng=random.Random(), on_failure=self._on_failure
         )
-        self._admission = AdmissionServer(segment, slot, config, hurry=self._scrapers.hurry)
+        self._peers: Peers | None = None
+        if config.redis.url:
+            self._peers = Peers(
+                segment,
+                metrics,
+                self._scrapers.publisher,
+                config,
+                instance=f"{conf_log.instance_name(config.instance)}.{segment.directory.name}",
+                listen=_client_address(config),
+                demand=lambda lane: self._admission.demand(lane),
+                on_change=lambda: self._admission.pump_all(),
+                on_failure=self._on_failure,
+            )
+        self._admission = AdmissionServer(
+            segment, slot, config, hurry=self._scrapers.hurry, turns=self._peers
+        )
         fleet = Fleet.of(
             segment,
             self._scrapers,
@@ -102,6 +119,8 @@ class Coordinator:
         self._server.start()
         self._apply(self._config)
         self._admission.start(self._greenlets.spawn)
+        if self._peers is not None:
+            self._peers.start()
         self._greenlets.spawn("config", self._watch_config)
         self._greenlets.spawn("reaper", self._reap)
         self._slot.set_state(SlotState.SERVING)
@@ -116,6 +135,8 @@ class Coordinator:
         self._stop.wait()
         self._slot.set_state(SlotState.DRAINING)
         self._greenlets.stop()
+        if self._peers is not None:
+            self._peers.stop()
         self._scrapers.stop()
         self._server.stop()
         LOG.info("coordinator_stopped", extra={"failed": self._has_failed})
@@ -155,7 +176,9 @@ class Coordinator:
     def _apply(self, config: Config) -> None:
         """Put a configuration in force; with too few slots, try again each second while requests end."""
         try:
-            self._scrapers.apply(config)
+            if self._peers is not None:
+                self._peers.apply(config)
+            self._scrapers.apply(config, None if self._peers is None else self._peers.caps())
             self._admission.apply(config)
             self._is_table_full = False
         except EndpointTableFull as exc:
@@ -174,6 +197,16 @@ class Coordinator:
                     "slot_reaped",
                     extra={"slot": slot.slot, "dead_pid": slot.pid, "inflight": slot.inflight_returned},
                 )
+
+
+def _client_address(config: Config) -> str:
+    """Return where clients reach this instance, with the port that was bound; empty if it is not known."""
+    try:
+        written = (Path(config.state_dir) / "addresses.json").read_bytes()
+        addresses: list[str] = msgspec.json.decode(written)["listen"]
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return ""
+    return addresses[0] if addresses else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import gevent
 from gevent import socket
@@ -28,6 +27,7 @@ from conf.schema import Config
 from coordinator.core.lane_turns import LaneTurns, Turns
 from coordinator.core.peer_rows import (
     SILENT_S,
+    LaneDemand,
     LaneRow,
     Peer,
     Row,
@@ -53,20 +53,6 @@ QUICK_S = 0.02
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 0.5
 PROBE_S = 0.3
 STOP_S = 1.0
-
-
-class LaneDemand(NamedTuple):
-    """What the grant loop knows of a lane, and cells do not.
-
-    Attributes:
-        tenants: distinct tenants that wait, by band.
-        is_full: the last try to grant failed for the pool's share alone (`Outcome.FULL`).
-        could_run: some endpoint would take a request; where none can, other instances need not stand back.
-    """
-
-    tenants: tuple[int, ...] = ()
-    is_full: bool = False
-    could_run: bool = True
 
 
 class Peers:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import gevent
@@ -40,8 +40,8 @@ ANSWER_TIMEOUT_S = 2.0
 _STAGGER_S = 0.002
 _JITTER = 0.1
 _SHORTEST_PAUSE_S = 0.01
-# When somebody waits: the pause before the next look, and the same as a multiple of what a look takes, so that
-# an engine with slow metrics has little of it.
+# When somebody waits: the pause before the next look, and the same as a multiple of what a look takes, so
+# that an engine with slow metrics has little of it.
 _HURRIED_PAUSE_S = 0.1
 _HURRIED_SHARE = 10.0
 
@@ -167,7 +167,11 @@ class Scraper:
 
 
 class Scrapers:
-    """All scrapers of this process, and the endpoint table they write."""
+    """All scrapers of this process, and the endpoint table they write.
+
+    Attributes:
+        config: the one whose endpoints are in force.
+    """
 
     def __init__(
         self,
@@ -189,6 +193,7 @@ class Scrapers:
             on_failure: called with a greenlet's name if one ends by itself.
             answer_timeout_s: deadline of one answer.
         """
+        self.config = Config()
         self._publisher = EndpointPublisher(segment)
         self._table = EndpointTable(segment)
         self._clock = clock
@@ -220,8 +225,16 @@ class Scrapers:
             if scraper := self._scrapers.get(name):
                 scraper.hurry()
 
-    def apply(self, config: Config) -> None:
+    @property
+    def publisher(self) -> EndpointPublisher:
+        """Who writes the endpoint table of this instance."""
+        return self._publisher
+
+    def apply(self, config: Config, caps: Mapping[str, int] | None = None) -> None:
         """Publish the endpoints of a configuration, end the scrapers of those that left, start new ones.
+
+        Args:
+            caps: this instance's shares of hard caps; None: it is alone, and the caps are its own.
 
         Switches greenlets while it waits for the end of scrapers.
 
@@ -229,7 +242,10 @@ class Scrapers:
             EndpointTableFull: more endpoints than slots; everything stays as it was.
         """
         known = {record.id for record in self._publisher.records}
-        records = self._publisher.publish(map(_record, config.endpoints), self._clock(), _caps(config))
+        records = self._publisher.publish(
+            map(_record, config.endpoints), self._clock(), _caps(config) if caps is None else caps
+        )
+        self.config = config
         mappings = _mappings(config)
         watches = {
             record.id: Watch(record, config.router.scrape_interval, mappings[record.engine])

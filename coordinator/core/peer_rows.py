@@ -13,11 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 # With the time for a last exchange before, and a look and an exchange after, it is less than 3 s.
 SILENT_S = 2.0
+
+
+class LaneDemand(NamedTuple):
+    """What the grant loop knows of a lane, and cells do not.
+
+    Attributes:
+        tenants: distinct tenants that wait, by band.
+        is_full: the last try to grant failed for the pool's share alone (`Outcome.FULL`).
+        could_run: some endpoint would take a request; where none can, other instances need not stand back.
+    """
+
+    tenants: tuple[int, ...] = ()
+    is_full: bool = False
+    could_run: bool = True
 
 
 class LaneRow(msgspec.Struct, frozen=True, array_like=True):

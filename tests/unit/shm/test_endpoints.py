@@ -139,7 +139,7 @@ def test_a_row_read_without_interruption_is_never_torn(segment: Segment):
         number = 0
         while True:
             number += 1
-            publisher.set_stats(0, EndpointStats(EndpointState.READY, *[number] * 10))
+            publisher.set_stats(0, EndpointStats(EndpointState.READY, *[number] * 11))
 
     table = EndpointTable(segment)
     writer = Forked(write)
