@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from conf.version import __version__
-from coordinator.admin.views import EndpointView, ProcessView, StatusView
+from coordinator.admin.views import EndpointView, LoadView, ProcessView, StatusView
 from coordinator.core.judge import Report
+from coordinator.load import LoadReader, bands
 from coordinator.scrape import Scrapers
+from shm.bands import BandCells
 from shm.endpoints import EndpointRecord, EndpointState, EndpointTable
 from shm.inflight import InflightSums
 from shm.layout import FixedSlot
@@ -32,6 +34,7 @@ class Fleet:
     table: EndpointTable
     inflight: InflightSums
     marks: CooldownMarks
+    reader: LoadReader
     clock: Callable[[], float]
     pause: Callable[[], None]
     started_at: float
@@ -54,12 +57,14 @@ class Fleet:
             pause: lets other greenlets run.
             instance: name of this host.
         """
+        table, inflight, marks = EndpointTable(segment), InflightSums(segment), CooldownMarks(segment)
         return cls(
             segment=segment,
             scrapers=scrapers,
-            table=EndpointTable(segment),
-            inflight=InflightSums(segment),
-            marks=CooldownMarks(segment),
+            table=table,
+            inflight=inflight,
+            marks=marks,
+            reader=LoadReader(BandCells(segment), table, inflight, marks),
             clock=clock,
             pause=pause,
             started_at=clock(),
@@ -90,6 +95,12 @@ class Fleet:
             endpoints_by_state={state: sum(view.state == state for view in endpoints) for state in states},
             processes=self.processes(),
         )
+
+    def load(self) -> LoadView:
+        """Return who runs and who waits."""
+        config = self.scrapers.config
+        pools = self.reader.pools(config, self.scrapers.records, self.clock())
+        return LoadView(instance=self.instance, bands=bands(config), pools=pools)
 
     def processes(self) -> tuple[ProcessView, ...]:
         """Return every process that has a slot."""

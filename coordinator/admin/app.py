@@ -4,6 +4,7 @@
     GET /healthz              the coordinator answers
     GET /api/v1/status        version, processes, endpoints by state
     GET /api/v1/endpoints     every endpoint with its figures
+    GET /api/v1/load          who runs and who waits, by pool, model and band
 
 Errors have the shape that clients get elsewhere (gateway.core.errors). A path that is not there becomes no
 label and no log line above DEBUG: scanners come by (B83).
@@ -31,7 +32,9 @@ _encode = msgspec.json.Encoder().encode
 class UnknownAdminRoute(UnknownRoute):
     """No such path on this listener."""
 
-    default_message = "This URL is not known here; try /metrics, /api/v1/status or /api/v1/endpoints."
+    default_message = (
+        "This URL is not known here; try /metrics, /api/v1/status, /api/v1/endpoints or /api/v1/load."
+    )
 
 
 class Page:
@@ -64,6 +67,7 @@ def make_app(fleet: Fleet) -> falcon.App[falcon.Request, falcon.Response]:
     app.add_route("/healthz", json(HealthView))
     app.add_route("/api/v1/status", json(fleet.status))
     app.add_route("/api/v1/endpoints", json(lambda: EndpointsView(endpoints=fleet.endpoints())))
+    app.add_route("/api/v1/load", json(fleet.load))
     app.add_error_handler(Exception, _on_exception)
     app.add_error_handler(falcon.HTTPError, _on_http_error)
     return app

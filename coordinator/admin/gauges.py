@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from conf.version import __version__
-from coordinator.admin.views import EndpointView
+from coordinator.admin.views import EndpointView, PoolLoadView
 from coordinator.fleet import Fleet
 from shm.definitions import Definition, Kind
 from shm.endpoints import EndpointState
@@ -33,6 +33,26 @@ ENDPOINT_CONTRACT_VIOLATED = _gauge(
     "llmgw_endpoint_contract_violated",
     "1 for each field of the metric contract that the engine's metrics break; absent when they do not.",
     *("replica", "field"),
+)
+QUEUE_DEPTH = _gauge(
+    "llmgw_admission_queue_depth",
+    "Requests of this instance that wait to be allowed to run.",
+    "band",
+    "model",
+)
+POOL_SATURATION = _gauge(
+    "llmgw_pool_saturation",
+    "How full the fullest model of a pool is: 1 is the healthy limit, bands close at their ceilings; absent "
+    "while no endpoint could run anything.",
+    "pool",
+)
+POOL_LEASES = _gauge(
+    "llmgw_pool_leases", "Requests of this instance that run in a pool or are on their way there.", "pool"
+)
+POOL_CAP = _gauge(
+    "llmgw_pool_cap",
+    "Most requests that may run in a pool, all instances together; absent where there is no limit.",
+    "pool",
 )
 REPLICAS = _gauge("llmgw_replicas", "Endpoints of a model by state.", "model", "state")
 PROCESSES = _gauge("llmgw_processes", "Living processes of the instance.", "process")
@@ -94,6 +114,10 @@ GAUGES = (
     *(definition for definition, _ in ENDPOINT_GAUGES),
     ENDPOINT_CONTRACT_VIOLATED,
     ENDPOINT_INFO,
+    QUEUE_DEPTH,
+    POOL_SATURATION,
+    POOL_LEASES,
+    POOL_CAP,
     REPLICAS,
     PROCESSES,
     CONFIG_GENERATION,
@@ -119,11 +143,25 @@ def read_gauges(fleet: Fleet) -> Iterator[tuple[Definition, list[Value]]]:
         [Value((v.id, field), 1.0) for v in views for field in v.violated_fields],
     )
     yield ENDPOINT_INFO, [Value((v.id, v.model, v.pool, v.engine), 1.0) for v in views]
+    pools = fleet.load().pools
+    yield QUEUE_DEPTH, _queue_depths(pools)
+    yield POOL_SATURATION, [Value((p.pool,), p.saturation) for p in pools if p.saturation is not None]
+    yield POOL_LEASES, [Value((p.pool,), float(p.leases)) for p in pools]
+    yield POOL_CAP, [Value((p.pool,), float(p.cap)) for p in pools if p.cap is not None]
     yield REPLICAS, _replicas(views)
     kinds = [view.kind for view in fleet.processes()]
     yield PROCESSES, [Value((kind,), float(kinds.count(kind))) for kind in PROCESS_KINDS]
     yield CONFIG_GENERATION, [Value((), float(fleet.segment.config_generation))]
     yield BUILD_INFO, [Value((__version__,), 1.0)]
+
+
+def _queue_depths(pools: tuple[PoolLoadView, ...]) -> list[Value]:
+    depths: dict[tuple[str, str], int] = {}
+    for pool in pools:
+        for lane in pool.lanes:
+            for band, count in lane.waiting.items():
+                depths[band, lane.model] = depths.get((band, lane.model), 0) + count
+    return [Value(labels, float(count)) for labels, count in depths.items()]
 
 
 def _replicas(views: tuple[EndpointView, ...]) -> list[Value]:

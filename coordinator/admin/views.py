@@ -106,6 +106,66 @@ class StatusView(View, frozen=True, kw_only=True):
     processes: tuple[ProcessView, ...]
 
 
+class BandView(View, frozen=True, kw_only=True):
+    """A priority class.
+
+    Attributes:
+        saturation_ceiling: saturation up to which its requests start.
+    """
+
+    name: str
+    saturation_ceiling: float
+
+
+class LaneLoadView(View, frozen=True, kw_only=True):
+    """What one model has to do in one pool; its requests wait together.
+
+    Attributes:
+        saturation: 1 is the healthy limit, more is legal; None: no endpoint could run anything.
+        inflight: requests of this instance under way at its endpoints; `pending`: on their way there.
+        waiting: requests of this instance that wait, by the name of their band, highest first.
+        remote_inflight, remote_waiting: the same of all other instances together.
+    """
+
+    model: str
+    saturation: float | None
+    inflight: int
+    pending: int
+    waiting: dict[str, int]
+    remote_inflight: int
+    remote_waiting: int
+
+
+class PoolLoadView(View, frozen=True, kw_only=True):
+    """What a pool has to do.
+
+    Attributes:
+        saturation: of its fullest lane that could run anything; None: none could.
+        leases: rights to run that this instance holds; `remote_leases`: all others.
+        cap: most leases of all instances together; `share`: of this one. None: no limit.
+    """
+
+    pool: str
+    saturation: float | None
+    leases: int
+    remote_leases: int
+    cap: int | None
+    share: int | None
+    lanes: tuple[LaneLoadView, ...]
+
+
+class LoadView(View, frozen=True, kw_only=True):
+    """`GET /api/v1/load`: who runs and who waits.
+
+    Attributes:
+        bands: the highest first.
+    """
+
+    instance: str
+    bands: tuple[BandView, ...]
+    pools: tuple[PoolLoadView, ...]
+
+
 class HealthView(View, frozen=True, kw_only=True):
     """`GET /healthz`: the coordinator answers."""
 

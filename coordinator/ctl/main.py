@@ -15,6 +15,7 @@ from coordinator.ctl.config_check import check
 from coordinator.ctl.endpoints import endpoints
 from coordinator.ctl.outcome import CommandError, ExitCode
 from coordinator.ctl.status import status
+from coordinator.ctl.top import top
 
 Command = Callable[..., ExitCode]
 
@@ -23,6 +24,7 @@ COMMANDS: Mapping[tuple[str, ...], Command] = {
     ("config", "check"): check,
     ("endpoints",): endpoints,
     ("status",): status,
+    ("top",): top,
 }
 
 

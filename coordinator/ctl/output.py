@@ -23,6 +23,19 @@ def print_json(value: object) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Print rows under their headings; as wide as the terminal, or as wide as needed in a pipe.
 
+    Arguments as for `make_table`.
+    """
+    console().print(make_table(columns, rows, right=right))
+
+
+def console() -> Console:
+    """Return where tables are printed."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
+
+
+def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
+    """Return rows under their headings.
+
     Args:
         columns: headings.
         rows: one text per column.
@@ -34,7 +47,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     for row in rows:
         # Text, not markup: a name with brackets is a name.
         table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False).print(table)
+    return table
 
 
 def spell_age(seconds: float | None) -> str:
