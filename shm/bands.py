@@ -25,7 +25,7 @@ from _thread import RLock
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shm.endpoints import NO_CAP, EndpointRecord, EndpointTable
+from shm.endpoints import EndpointRecord, EndpointTable
 from shm.inflight import InflightSums
 from shm.layout import BANDS, StatField
 from shm.marks import CooldownMarks
