@@ -34,7 +34,7 @@ from coordinator.core.turns import HALF_LIFE_S, LeastService, RoundRobin, Turns
 _SLACK: Final = 32
 
 
-class Waiter(msgspec.Struct, frozen=True):
+class Waiter(msgspec.Struct, frozen=True, gc=False):
     """A request that waits.
 
     Attributes:
@@ -133,7 +133,10 @@ class BandQueue:
 
     def top(self) -> int | None:
         """Return the highest band that has waiters."""
-        return next((rank for rank, band in enumerate(self._bands) if band.depth), None)
+        for rank, band in enumerate(self._bands):
+            if band.depth:
+                return rank
+        return None
 
     def tenants(self, band: int) -> Mapping[str, int]:
         """Return the number of waiters of each tenant of a band. O(tenants)."""
@@ -216,9 +219,9 @@ class BandQueue:
         assert waiter is not None  # a tenant without waiters has no turn
         if waiter.ttl_until <= now:
             return None
-        band.turns.served(tenant, waiter.cost, now)
         self.drain.count_grant(now)
         self._remove(waiter, now)
+        band.turns.served(tenant, waiter.cost, now)
         return waiter
 
     def charge(self, band: int, tenant: str, cost: float, now: float) -> None:
@@ -334,8 +337,7 @@ class _Line:
         """Note that one waiter has left."""
         self.count -= 1
         if len(self._entries) > 2 * self.count + _SLACK:
-            self._entries = [entry for entry in self._entries if entry[1] in live]
-            self._start = 0
+            self._tidy(live)
 
     def first(self, live: Container[int]) -> Waiter | None:
         entries = self._entries
@@ -354,6 +356,13 @@ class _Line:
             entries.pop()
         return None
 
+    def _tidy(self, live: Container[int]) -> None:
+        self.first(live)  # nearly all dead entries are in front of it
+        del self._entries[: self._start]
+        self._start = 0
+        if len(self._entries) > 2 * self.count + _SLACK // 2:
+            self._entries = [entry for entry in self._entries if entry[1] in live]
+
     def waiters(self, live: Container[int]) -> Iterator[Waiter]:
         return (waiter for _, number, waiter in self._entries[self._start :] if number in live)
 
@@ -362,21 +371,19 @@ class _Band:
     """The waiters of a band.
 
     Attributes:
+        depth: its waiters.
         turns: the order of its tenants.
         lines: tenant -> its waiters; only tenants that have some.
         arrivals: all of them.
     """
 
-    __slots__ = ("arrivals", "lines", "turns")
+    __slots__ = ("arrivals", "depth", "lines", "turns")
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.lines: dict[str, _Line] = {}
         self.arrivals = _Line()
-
-    @property
-    def depth(self) -> int:
-        return self.arrivals.count
+        self.depth = 0
 
     def add(self, entry: _Entry, now: float) -> None:
         tenant = entry[2].tenant
@@ -386,6 +393,7 @@ class _Band:
             self.turns.join(tenant, now)
         line.add(entry)
         self.arrivals.add(entry)
+        self.depth += 1
 
     def drop(self, waiter: Waiter, live: Container[int]) -> None:
         line = self.lines[waiter.tenant]
@@ -394,3 +402,4 @@ class _Band:
             del self.lines[waiter.tenant]
             self.turns.leave(waiter.tenant)
         self.arrivals.drop(live)
+        self.depth -= 1
