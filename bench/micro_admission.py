@@ -13,8 +13,8 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from bench.calls import Call, report
 from coordinator.core.queue import BandQueue, QueueSettings, Waiter
 from gateway.core.admission import NO_CAP, LaneSettings, LaneView, Replicas, may_start, saturation
 
@@ -30,26 +30,9 @@ GRANTS_PER_ROUND = 2 * MANY
 BLOCK = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A measured call.
-
-    Attributes:
-        name: for the table.
-        function: what is called.
-        budget_us: microseconds it may take.
-        times: calls per round.
-    """
-
-    name: str
-    function: Callable[[], object]
-    budget_us: float
-    times: int = 3_000
-
-
 def main() -> int:
     """Measure everything; return 1 if something is over its budget."""
-    within = [_report(call) for call in _calls()]
+    within = [report(_calls())]
     for fairness in ("request", "service"):
         within.append(_report_grants(fairness))
     return 0 if all(within) else 1
@@ -93,22 +76,6 @@ def _saturation_of(replicas: Replicas) -> Callable[[], object]:
 
 def _verdict_on(lane: LaneView) -> Callable[[], object]:
     return lambda: may_start(lane, 1, SETTINGS, NOW)
-
-
-def _report(call: Call) -> bool:
-    best_us = min(_round_us(call) for _ in range(ROUNDS))
-    is_within = best_us <= call.budget_us
-    verdict = "" if is_within else "  OVER BUDGET"
-    print(f"{call.name:<44} {best_us:9.3f} us   budget {call.budget_us:8.1f} us{verdict}")
-    return is_within
-
-
-def _round_us(call: Call) -> float:
-    function = call.function
-    began = time.thread_time()
-    for _ in range(call.times):
-        function()
-    return (time.thread_time() - began) / call.times * 1e6
 
 
 class _Grants:
@@ -157,15 +124,15 @@ def _report_grants(fairness: str) -> bool:
     for _ in range(ROUNDS):  # in turn, so that a busy moment of the machine meets all
         for grants in (few, *many.values()):
             grants.measure()
-    print(f"{f'grant by {fairness}, {FEW} waiters':<44} {few.best_us:9.3f} us")
+    print(f"{f'  grant by {fairness}, {FEW} waiters':<58} {few.best_us:9.3f} us")
     is_within = True
     for tenants, grants in many.items():
         allowed = ALLOWED_RATIO_OF_HEAP if fairness == "service" and tenants > FEW else ALLOWED_RATIO
         ratio = grants.best_us / few.best_us
         verdict = "" if ratio <= allowed else "  OVER BUDGET"
         is_within &= not verdict
-        name = f"  {MANY} waiters of {tenants} tenants"
-        print(f"{name:<44} {grants.best_us:9.3f} us   {ratio:.2f} x, budget {allowed} x{verdict}")
+        name = f"    {MANY} waiters of {tenants} tenants"
+        print(f"{name:<58} {grants.best_us:9.3f} us   {ratio:.2f} x, budget {allowed} x{verdict}")
     return is_within
 
 
