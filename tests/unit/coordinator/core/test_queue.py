@@ -109,6 +109,7 @@ def test_a_request_told_twice_waits_once(lane: Lane) -> None:
     lane.come("a")
     waiter = next(iter(lane.queue))
     assert lane.queue.enqueue(waiter, lane.clock.now) is None
+    assert lane.queue.depths() == (0, 1, 0, 0)
     assert lane.grant_all() == ["a"]
     assert len(lane.queue) == 0
 
