@@ -7,6 +7,8 @@ PY := .venv/bin/python
 ENGINE ?= llamacpp
 # More for pytest: make test ARGS='-k reload -x'
 ARGS ?=
+# Files of tests that run at the same time; JOBS=0 runs them in this process, for a debugger.
+JOBS ?= 2
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1\t/' | expand -t 20
@@ -18,7 +20,7 @@ test: check  ## everything a change must pass: format, lint, types, imports, all
 
 check: lint engines  ## the same as `make test`
 	@echo "== tests"
-	@$(PY) -m pytest -m "not long" $(ARGS)
+	@$(PY) -m pytest -m "not long" -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: setup  ## format, lint, types, import rules; no tests
 	@echo "== format" && $(PY) -m ruff format --check --quiet . || { echo "run: .venv/bin/ruff format ."; exit 1; }

@@ -2,7 +2,7 @@
 
     python -m bench.micro_core
 
-CPU time of the best of several rounds: others on the machine can only add. Exit code 1 above a budget.
+Exit code 1 above a budget.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from bench.calls import Call, report
 from conf.schema import Picker, RoutingProfile
 from gateway.core import errors
 from gateway.core.body import find_member, read_request, rename_model, set_model, with_include_usage
@@ -23,9 +21,6 @@ from gateway.core.schedule.pipeline import READY, Fleet, Request
 from gateway.core.schedule.registry import build_pipeline
 from gateway.core.sse import SseRelay
 from gateway.core.usage import UsageTap
-
-ROUNDS = 9
-ROUND_S = 0.02
 
 # One event as vLLM 0.32 sends it, and one as llama.cpp does.
 VLLM_EVENT = (
@@ -65,25 +60,9 @@ REQUEST_HEADERS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A measured call.
-
-    Attributes:
-        name: for the table.
-        function: what is called.
-        budget_us: microseconds of CPU it may take.
-    """
-
-    name: str
-    function: Callable[[], object]
-    budget_us: float
-
-
 def main() -> int:
     """Measure all calls; return 1 if one is over its budget."""
-    over = 0
-    print(f"{'call':<58}{'us':>10}{'budget':>10}")
+    within = []
     for title, calls in (
         ("body", _body()),
         ("head", _head()),
@@ -91,27 +70,8 @@ def main() -> int:
         ("decision", _decision()),
     ):
         print(title)
-        for call in calls:
-            cost_us = _measure(call.function)
-            verdict = "" if cost_us <= call.budget_us else "  OVER"
-            over += bool(verdict)
-            print(f"  {call.name:<56}{cost_us:>10.2f}{call.budget_us:>10.1f}{verdict}")
-    return 1 if over else 0
-
-
-def _measure(function: Callable[[], object]) -> float:
-    """Return microseconds of CPU per call."""
-    started = time.process_time()
-    function()
-    once_s = max(time.process_time() - started, 1e-7)
-    times = max(3, min(20_000, int(ROUND_S / once_s)))
-    best = float("inf")
-    for _ in range(ROUNDS):
-        started = time.process_time()
-        for _ in range(times):
-            function()
-        best = min(best, (time.process_time() - started) / times)
-    return best * 1e6
+        within.append(report(calls))
+    return 0 if all(within) else 1
 
 
 def _chat_body(size: int, text: str) -> bytes:

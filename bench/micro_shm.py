@@ -1,19 +1,15 @@
 """What calls into shared memory cost that run on every request; prints figure and budget, fails above it.
 
-    python -m bench.micro_shm
-
-The best of several rounds counts: others on the machine can only add.
+python -m bench.micro_shm
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from bench.calls import Call, report
 from shm.definitions import REQUESTS, TTFT
 from shm.endpoints import EndpointPublisher, EndpointStats, EndpointTable
 from shm.inflight import InflightRow, InflightSums
@@ -24,24 +20,6 @@ from shm.rows import WorkerSlot, reap_dead
 from shm.segment import Segment
 
 ENDPOINTS = 16
-ROUNDS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A measured call.
-
-    Attributes:
-        name: for the table.
-        function: what is called.
-        budget_us: microseconds it may take.
-        times: calls per round.
-    """
-
-    name: str
-    function: Callable[[], object]
-    budget_us: float
-    times: int = 20_000
 
 
 def main() -> int:
@@ -49,7 +27,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="llmgw-bench-") as folder:
         segment = Segment.create(Path(folder, "segment"), Sizes(worker_slots=8))
         try:
-            return _report(_calls(segment))
+            return 0 if report(_calls(segment)) else 1
         finally:
             segment.close()
 
@@ -75,38 +53,20 @@ def _calls(segment: Segment) -> list[Call]:
 
     return [
         Call("in-flight add + sub", add_sub, 0.8),
-        Call("in-flight sums, 16 endpoints x 8 workers", lambda: sums.many(scattered), 10.0, 5_000),
-        Call("  of adjacent slots", lambda: sums.many(adjacent), 10.0, 5_000),
-        Call("latest marks, 16 endpoints x 8 workers", lambda: marks.many(scattered), 10.0, 5_000),
-        Call("  of adjacent slots", lambda: marks.many(adjacent), 10.0, 5_000),
-        Call("stats column, 16 endpoints", lambda: table.column(scattered, StatField.KV), 5.0, 5_000),
-        Call("  of adjacent slots", lambda: table.column(adjacent, StatField.KV), 5.0, 5_000),
+        Call("in-flight sums, 16 endpoints x 8 workers", lambda: sums.many(scattered), 10.0),
+        Call("  of adjacent slots", lambda: sums.many(adjacent), 10.0),
+        Call("latest marks, 16 endpoints x 8 workers", lambda: marks.many(scattered), 10.0),
+        Call("  of adjacent slots", lambda: marks.many(adjacent), 10.0),
+        Call("stats column, 16 endpoints", lambda: table.column(scattered, StatField.KV), 5.0),
+        Call("  of adjacent slots", lambda: table.column(adjacent, StatField.KV), 5.0),
         Call("endpoint table unchanged?", table.refresh_if_changed, 0.5),
         Call("counter inc", counter.inc, 0.5),
         Call("histogram observe", lambda: histogram.observe(0.2), 1.0),
         Call("heartbeat", lambda: slots[0].heartbeat(12.5), 1.0),
-        Call("coordinator: set_stats", lambda: publisher.set_stats(3, stats), 10.0, 5_000),
-        Call("coordinator: reap, 8 living workers", lambda: reap_dead(segment), 100.0, 500),
-        Call("scrape: 100 series x 8 rows", reader.read, 2_000.0, 50),
+        Call("coordinator: set_stats", lambda: publisher.set_stats(3, stats), 10.0),
+        Call("coordinator: reap, 8 living workers", lambda: reap_dead(segment), 100.0),
+        Call("scrape: 100 series x 8 rows", reader.read, 2_000.0),
     ]
-
-
-def _report(calls: list[Call]) -> int:
-    over = 0
-    for call in calls:
-        best_us = min(_round_us(call) for _ in range(ROUNDS))
-        verdict = "" if best_us <= call.budget_us else "  OVER BUDGET"
-        over += bool(verdict)
-        print(f"{call.name:<44} {best_us:9.3f} us   budget {call.budget_us:8.1f} us{verdict}")
-    return 1 if over else 0
-
-
-def _round_us(call: Call) -> float:
-    function = call.function
-    began = time.perf_counter()
-    for _ in range(call.times):
-        function()
-    return (time.perf_counter() - began) / call.times * 1e6
 
 
 if __name__ == "__main__":

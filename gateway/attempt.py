@@ -21,8 +21,11 @@ from gateway.core.framing import (
     ResponseHead,
     parse_response_head,
 )
+from gateway.turns import breathe
 from gateway.upstream import Upstream, UpstreamPool
 
+SEND_STEP_BYTES = 256 * 1024
+"""So much of a body is sent before others run."""
 MAX_HEAD_BYTES = 128 * 1024
 JOIN_MAX_BYTES = 64 * 1024
 """A body up to this size goes out in one call with its head; a larger one is not copied for that."""
@@ -143,7 +146,9 @@ class Attempt:
             view: bytes | memoryview = part
             while len(view):
                 try:
-                    sent = channel.send_some(view)
+                    sent = channel.send_some(
+                        memoryview(view)[:SEND_STEP_BYTES] if len(view) > SEND_STEP_BYTES else view
+                    )
                 except OSError:
                     # An engine may refuse a large body before it has read it, and then close: its answer is
                     # still there to be read. If there is none, reading says so.
@@ -151,6 +156,12 @@ class Attempt:
                 if sent == len(view):
                     break
                 view = memoryview(view)[sent:]
+                if sent == SEND_STEP_BYTES:
+                    # An engine that reads quickly would take a large body in one call; others have to run.
+                    breathe()
+                    if connection.gone:
+                        raise ClientClosed
+                    continue
                 channel.start_writing(self._on_room)
                 channel.start_reading(self._on_readable)
                 try:

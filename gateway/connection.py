@@ -32,6 +32,7 @@ from gunicorn.http.unreader import IterUnreader, Unreader
 from conf.schema import ClientTimeouts
 from gateway.channel import CLIENT_GONE, DRAIN, READABLE, TIMEOUT, WRITABLE, Channel, Parker
 from gateway.core import errors
+from gateway.turns import Turns, breathe
 
 FOREVER = float("inf")
 LINGER_S = 5.0
@@ -42,6 +43,8 @@ DISCARD_MAX_BYTES = 256 * 1024
 """An unread body up to this size is read and dropped, so that the connection can go on."""
 MAX_HEAD_BYTES = 128 * 1024
 
+PAUSE_BYTES = 256 * 1024
+"""So much of a body is read before others run."""
 DECOMPRESS_STEP_BYTES = 1024 * 1024
 """What one step of decompression yields; others run between two steps."""
 
@@ -101,6 +104,7 @@ class ClientConnection:
 
     Attributes:
         parker: where the greenlet waits.
+        turns: for work on large bodies.
         deadline: monotonic seconds at which the sweep calls `on_deadline`; `FOREVER` for none.
         on_deadline: what the sweep does; by default it wakes the greenlet with `TIMEOUT`.
         idle: between two requests; a draining worker closes such a connection.
@@ -127,6 +131,7 @@ class ClientConnection:
         "parker",
         "requests",
         "shutdown",
+        "turns",
     )
 
     def __init__(
@@ -136,10 +141,12 @@ class ClientConnection:
         timeouts: ClientTimeouts,
         max_body_bytes: int,
         gunicorn_config: GunicornConfig,
+        turns: Turns,
     ) -> None:
         self.channel = channel
         self.address = address
         self.parker = Parker()
+        self.turns = turns
         self.deadline = FOREVER
         self.on_deadline: Callable[[float], None] = self.wake_by_deadline
         self.idle = True
@@ -361,6 +368,7 @@ class ClientConnection:
         missing = length - len(buffer)
         self._buffer = b""
         self.close_after = True  # a body that is not read to its end costs the connection
+        pause_at = missing - PAUSE_BYTES
         while missing > 0:
             self.deadline = time.monotonic() + self._timeouts.body
             data = self.read_some()
@@ -369,9 +377,13 @@ class ClientConnection:
                 raise ClientClosed
             missing -= len(data)
             parts.append(data)
+            if missing < pause_at:
+                # A client that is faster than we are would never let us wait.
+                pause_at = missing - PAUSE_BYTES
+                breathe()
         self.close_after = False
         self.deadline = FOREVER
-        body = b"".join(parts)
+        body = self.turns.run(length, b"".join, parts)
         if missing < 0:
             self._buffer = body[length:]
             body = body[:length]
@@ -384,6 +396,7 @@ class ClientConnection:
             return b""
         parts: list[bytes] = []
         total = 0
+        pause_at = PAUSE_BYTES
         # Until the body has been read to its end, nobody knows where the next request starts.
         self.close_after = True
         request.unreader.pause_s = self._timeouts.body
@@ -401,13 +414,16 @@ class ClientConnection:
             if total > self._max_body_bytes:
                 raise errors.BodyTooLarge(self._max_body_bytes)
             parts.append(data)
+            if total > pause_at:
+                pause_at = total + PAUSE_BYTES
+                breathe()
         if content_length > total:
             self.gone = True
             raise ClientClosed
         self.deadline = FOREVER
         self.close_after = False
         self._buffer = request.unreader.take_buffered()
-        return b"".join(parts)
+        return self.turns.run(total, b"".join, parts)
 
     def _decompress(self, body: bytes, encoding: bytes) -> bytes:
         encoding = encoding.strip().lower()
@@ -431,10 +447,11 @@ class ClientConnection:
                 if total > self._max_body_bytes:
                     raise errors.BodyTooLarge(self._max_body_bytes)
                 parts.append(part)
-                gevent.sleep(0)
+                if body:
+                    breathe()
             body = decoder.unused_data
             if not body:
-                return b"".join(parts)
+                return self.turns.run(total, b"".join, parts)
 
     def discard_body(self, head: RequestHead) -> None:
         """Drop a body that nobody read: a small one is read, a large one costs the connection."""

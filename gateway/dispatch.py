@@ -118,13 +118,16 @@ class Run:
         self._connection = exchange.connection
         self._routing = dispatcher._routing()
         self._config: Config = self._routing.config
+        self._body_bytes = 0
+        self._prompt_tokens: int | None = None  # an estimate, made when it is asked for
         self._is_open = False  # the response head went out early, with a ping
 
     def run(self) -> None:
         if self._dispatcher.is_draining:
             raise errors.ShuttingDown()
         raw = self._connection.read_body(self._exchange.head)
-        request = request_body.read_request(raw)
+        self._body_bytes = len(raw)
+        request = self._connection.turns.run(len(raw), request_body.read_request, raw)
         route = self._routing.resolve(request.model)
         if route is None:
             raise errors.UnknownModel(request.model)
@@ -378,20 +381,19 @@ class Run:
 
     def _engine_body(self, request: RequestBody, raw: bytes, record: EndpointRecord) -> tuple[bytes, bool]:
         """Return the body for the engine, and whether it asks for usage that the client did not want."""
-        body = raw
+        body, turns = raw, self._connection.turns
         if request.model != record.served_model:
-            body = request_body.set_model(body, record.served_model)
+            body = turns.run(len(body), request_body.set_model, body, record.served_model)
         injects_usage = self._config.router.inject_usage and request.stream and not request.include_usage
         if injects_usage and self._exchange.head.path in _USAGE_ROUTES:
-            body = request_body.with_include_usage(body, request)
+            body = turns.run(len(body), request_body.with_include_usage, body, request)
         return body, injects_usage
 
     def _attempt_deadlines(self, timeouts: Timeouts, request: RequestBody) -> AttemptDeadlines:
         headers_s = _or_forever(timeouts.headers)
         if request.stream:
             headers_s = min(headers_s, _or_forever(timeouts.first_token))
-        if timeouts.first_token_per_token:
-            headers_s += timeouts.first_token_per_token * request.prompt_token_estimate()
+        headers_s += self._prefill_s(timeouts, request)
         ping = self._config.router.stream_ping
         return AttemptDeadlines(
             connect_s=timeouts.connect,
@@ -399,6 +401,15 @@ class Run:
             total=self._exchange.received_at + _or_forever(timeouts.total),
             ping_s=ping.interval if ping.mode != "off" and request.stream else FOREVER,
         )
+
+    def _prefill_s(self, timeouts: Timeouts, request: RequestBody) -> float:
+        """Return what the length of the prompt adds to the deadlines of the first token, in seconds."""
+        if not timeouts.first_token_per_token:
+            return 0.0
+        if self._prompt_tokens is None:
+            turns = self._connection.turns
+            self._prompt_tokens = turns.run(self._body_bytes, request.prompt_token_estimate)
+        return timeouts.first_token_per_token * self._prompt_tokens
 
     def _answer(
         self,
@@ -480,9 +491,7 @@ class Run:
             lines = b"content-length: %d\r\n" % framing.length
         else:
             lines = b"transfer-encoding: chunked\r\n" if http11 else b""
-        first_token_s = _or_forever(timeouts.first_token)
-        if timeouts.first_token_per_token:
-            first_token_s += timeouts.first_token_per_token * request.prompt_token_estimate()
+        first_token_s = _or_forever(timeouts.first_token) + self._prefill_s(timeouts, request)
         ping = self._config.router.stream_ping
         relay = Relay(
             connection,

@@ -26,6 +26,7 @@ from gateway.connection import ClientClosed, ClientConnection, RequestHead, Swee
 from gateway.core import errors
 from gateway.core.headers import accept_request_id
 from gateway.exchange import Exchange
+from gateway.turns import Turns
 
 EXCHANGE_KEY = "llmgw.exchange"
 """Where a request's `Exchange` stands in the WSGI environ."""
@@ -81,6 +82,7 @@ class HttpServer:
         self._sweep = sweep
         self._accountant = accountant
         self._rng = rng
+        self._turns = Turns()
         self._hot_paths = hot_paths
         self._run_hot = run_hot
         self._environ: dict[str, Any] = {
@@ -109,7 +111,12 @@ class HttpServer:
         try:
             set_nodelay(sock)
             connection = ClientConnection(
-                Channel(sock), address, self.config.client, self.config.max_body_bytes, self._gunicorn_config
+                Channel(sock),
+                address,
+                self.config.client,
+                self.config.max_body_bytes,
+                self._gunicorn_config,
+                self._turns,
             )
             self._sweep.connections.add(connection)
             self._accountant.connections.add(1)

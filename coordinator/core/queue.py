@@ -20,8 +20,10 @@ Sources: plan §7.2.3; llm-d's flow control (bands, stop at the first gated band
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Final, Literal, TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Final, Literal
 
 import msgspec
 
@@ -34,7 +36,7 @@ from coordinator.core.turns import HALF_LIFE_S, LeastService, RoundRobin, Turns
 _SLACK: Final = 32
 
 
-class Waiter(msgspec.Struct, frozen=True):
+class Waiter(msgspec.Struct, frozen=True, gc=False):
     """A request that waits.
 
     Attributes:
@@ -92,37 +94,25 @@ class BandQueue:
         drain: how fast it empties.
     """
 
-    __slots__ = (
-        "_bands",
-        "_by_ttl",
-        "_forgotten_at",
-        "_live",
-        "_next_number",
-        "_numbers",
-        "_settings",
-        "drain",
-    )
+    __slots__ = ("_bands", "_by_ttl", "_forgotten_at", "_settings", "_stays", "drain")
 
     def __init__(self, settings: QueueSettings, now: float) -> None:
         self._settings = settings
-        # Every stay in the queue has a number of its own: a request may leave and come back.
-        self._live: dict[int, Waiter] = {}
-        self._numbers: dict[int, int] = {}  # id of a waiter -> number of its stay
-        self._next_number = 0
+        self._stays: dict[int, _Stay] = {}  # by the id of the waiter
         self._bands = [_Band(_turns(settings, now)) for _ in range(settings.bands)]
-        self._by_ttl = _Line()
+        self._by_ttl = _Line(_TTL_UNTIL)
         self._forgotten_at = now
         self.drain = DrainRate()
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._stays)
 
     def __contains__(self, waiter_id: int) -> bool:
-        return waiter_id in self._numbers
+        return waiter_id in self._stays
 
     def __iter__(self) -> Iterator[Waiter]:
         """Return all waiters, in no order that means anything."""
-        return iter(tuple(self._live.values()))
+        return iter([stay.waiter for stay in self._stays.values()])
 
     def __repr__(self) -> str:
         return f"BandQueue(depths={self.depths()}, fairness={self._settings.fairness!r})"
@@ -133,7 +123,10 @@ class BandQueue:
 
     def top(self) -> int | None:
         """Return the highest band that has waiters."""
-        return next((rank for rank, band in enumerate(self._bands) if band.depth), None)
+        for rank, band in enumerate(self._bands):
+            if band.depth:
+                return rank
+        return None
 
     def tenants(self, band: int) -> Mapping[str, int]:
         """Return the number of waiters of each tenant of a band. O(tenants)."""
@@ -148,42 +141,38 @@ class BandQueue:
         Raises:
             BandFull: there is no room; nothing has changed.
         """
-        if waiter.id in self._numbers:
+        if waiter.id in self._stays:
             return None
         band = self._bands[waiter.band]
         if band.depth >= self._settings.capacity_per_band:
             raise BandFull(f"band {waiter.band} holds {band.depth} waiters")
         displaced = None
-        if len(self._live) >= self._settings.capacity:
+        if len(self._stays) >= self._settings.capacity:
             displaced = self._newest_below(waiter.band)
             if displaced is None:
-                raise BandFull(f"the lane holds {len(self._live)} waiters, none of a lower band")
+                raise BandFull(f"the lane holds {len(self._stays)} waiters, none of a lower band")
             self._remove(displaced, now)
-        if not self._live:
+        if not self._stays:
             self.drain.begin(now)
-        number = self._next_number
-        self._next_number += 1
-        self._numbers[waiter.id] = number
-        self._live[number] = waiter
-        self._by_ttl.add((waiter.ttl_until, number, waiter))
-        band.add((waiter.enqueued_at, number, waiter), now)
-        return displaced
+        stay = self._stays[waiter.id] = _Stay(waiter)
+        self._by_ttl.add(stay)
+        band.add(stay, now)
+        return None if displaced is None else displaced.waiter
 
     def cancel(self, waiter_id: int, now: float) -> Waiter | None:
         """Take out a request that nobody waits for any more; None if it does not wait here."""
-        number = self._numbers.get(waiter_id)
-        if number is None:
+        stay = self._stays.get(waiter_id)
+        if stay is None:
             return None
-        waiter = self._live[number]
-        self._remove(waiter, now)
-        return waiter
+        self._remove(stay, now)
+        return stay.waiter
 
     def expire(self, now: float) -> list[Waiter]:
         """Take out whoever has waited too long."""
         expired = []
-        while (first := self._by_ttl.first(self._live)) is not None and first.ttl_until <= now:
+        while (first := self._by_ttl.first()) is not None and first.waiter.ttl_until <= now:
             self._remove(first, now)
-            expired.append(first)
+            expired.append(first.waiter)
         if now - self._forgotten_at >= HALF_LIFE_S:
             self._forgotten_at = now
             for band in self._bands:
@@ -192,8 +181,8 @@ class BandQueue:
 
     def next_expiry(self) -> float | None:
         """Return the monotonic second at which `expire` has something to do; None while nobody waits."""
-        first = self._by_ttl.first(self._live)
-        return None if first is None else first.ttl_until
+        first = self._by_ttl.first()
+        return None if first is None else first.waiter.ttl_until
 
     def grant_next(self, may_start: Callable[[int], bool], now: float) -> Waiter | None:
         """Take out whose turn it is, if its band may start.
@@ -212,13 +201,14 @@ class BandQueue:
             return None
         band = self._bands[rank]
         tenant = band.turns.first()
-        waiter = band.lines[tenant].first(self._live)
-        assert waiter is not None  # a tenant without waiters has no turn
+        stay = band.lines[tenant].first()
+        assert stay is not None  # a tenant without waiters has no turn
+        waiter = stay.waiter
         if waiter.ttl_until <= now:
             return None
-        band.turns.served(tenant, waiter.cost, now)
         self.drain.count_grant(now)
-        self._remove(waiter, now)
+        self._remove(stay, now)
+        band.turns.served(tenant, waiter.cost, now)
         return waiter
 
     def charge(self, band: int, tenant: str, cost: float, now: float) -> None:
@@ -230,14 +220,12 @@ class BandQueue:
 
         Exact for fairness by request, an estimate for fairness by service. O(its tenant's waiters + tenants).
         """
-        number = self._numbers.get(waiter_id)
-        if number is None:
+        stay = self._stays.get(waiter_id)
+        if stay is None:
             return None
-        waiter = self._live[number]
+        waiter = stay.waiter
         band = self._bands[waiter.band]
-        turn = next(
-            i for i, each in enumerate(band.lines[waiter.tenant].waiters(self._live)) if each is waiter
-        )
+        turn = band.lines[waiter.tenant].stays().index(stay)
         before = sum(each.depth for each in self._bands[: waiter.band])
         is_ahead = True
         for tenant in band.turns.order():
@@ -270,31 +258,33 @@ class BandQueue:
 
     def check(self) -> None:
         """Assert that all parts tell the same; for tests. O(waiters)."""
-        assert sum(band.depth for band in self._bands) == len(self._live)
-        assert {waiter.id: number for number, waiter in self._live.items()} == self._numbers
-        assert sorted(map(id, self._by_ttl.waiters(self._live))) == sorted(map(id, self._live.values()))
+        assert sum(band.depth for band in self._bands) == len(self._stays)
+        assert all(stay.is_live for stay in self._stays.values())
+        assert sorted(map(id, self._by_ttl.stays())) == sorted(map(id, self._stays.values()))
         for rank, band in enumerate(self._bands):
-            mine = [waiter for waiter in self._live.values() if waiter.band == rank]
+            mine = [stay for stay in self._stays.values() if stay.waiter.band == rank]
             assert band.depth == len(mine)
-            assert set(band.turns.order()) == set(band.lines) == {waiter.tenant for waiter in mine}
+            assert set(band.turns.order()) == set(band.lines) == {stay.waiter.tenant for stay in mine}
             assert len(band.turns.order()) == len(band.lines)
-            assert sorted(map(id, band.arrivals.waiters(self._live))) == sorted(map(id, mine))
+            assert sorted(map(id, band.arrivals.stays())) == sorted(map(id, mine))
             for tenant, line in band.lines.items():
-                waiters = list(line.waiters(self._live))
-                assert len(waiters) == line.count > 0
-                assert all(waiter.tenant == tenant for waiter in waiters)
+                stays = line.stays()
+                assert len(stays) == line.count > 0
+                assert all(stay.waiter.tenant == tenant for stay in stays)
 
-    def _newest_below(self, rank: int) -> Waiter | None:
+    def _newest_below(self, rank: int) -> _Stay | None:
         for band in reversed(self._bands[rank + 1 :]):
             if band.depth:
-                return band.arrivals.last(self._live)
+                return band.arrivals.last()
         return None
 
-    def _remove(self, waiter: Waiter, now: float) -> None:
-        del self._live[self._numbers.pop(waiter.id)]
-        self._bands[waiter.band].drop(waiter, self._live)
-        self._by_ttl.drop(self._live)
-        if not self._live:
+    def _remove(self, stay: _Stay, now: float) -> None:
+        waiter = stay.waiter
+        del self._stays[waiter.id]
+        stay.is_live = False
+        self._bands[waiter.band].drop(waiter.tenant)
+        self._by_ttl.drop()
+        if not self._stays:
             self.drain.end(now)
 
 
@@ -302,95 +292,102 @@ def _turns(settings: QueueSettings, now: float) -> Turns:
     return LeastService(now) if settings.fairness == "service" else RoundRobin()
 
 
-# What a waiter is ordered by, the number of its stay, the waiter. Numbers differ: waiters are never compared.
-_Entry: TypeAlias = tuple[float, int, Waiter]
+class _Stay(msgspec.Struct, gc=False):
+    """One stay of a waiter in the queue; a request may leave and come back.
+
+    Attributes:
+        is_live: it has not left.
+    """
+
+    waiter: Waiter
+    is_live: bool = True
+
+
+_CAME_AT: Final[Callable[[_Stay], float]] = attrgetter("waiter.enqueued_at")
+_TTL_UNTIL: Final[Callable[[_Stay], float]] = attrgetter("waiter.ttl_until")
 
 
 class _Line:
-    """Waiters in order, the least key first. Those that left stay as dead entries until they are met or many.
+    """Stays by a time, the earliest first; of equal times whoever came first.
 
-    A list with a moving start: nearly everyone is added at the end and taken from the start.
+    Nearly everyone is added at the end and leaves from the start. Those that leave from the middle stay as
+    dead entries until they come to the start or are many.
 
     Attributes:
-        count: waiters that have not left.
+        count: stays that are live.
     """
 
-    __slots__ = ("_entries", "_start", "count")
+    __slots__ = ("_entries", "_time", "count")
 
-    def __init__(self) -> None:
-        self._entries: list[_Entry] = []
-        self._start = 0
+    def __init__(self, time: Callable[[_Stay], float]) -> None:
+        self._entries: deque[_Stay] = deque()  # the first is live
+        self._time = time
         self.count = 0
 
-    def add(self, entry: _Entry) -> None:
-        entries = self._entries
-        if entries and entry < entries[-1]:
-            insort(entries, entry, lo=self._start)
+    def add(self, stay: _Stay) -> None:
+        entries, time = self._entries, self._time
+        if entries and time(stay) < time(entries[-1]):
+            insort(entries, stay, key=time)
         else:
-            entries.append(entry)
+            entries.append(stay)
         self.count += 1
 
-    def drop(self, live: Container[int]) -> None:
-        """Note that one waiter has left."""
+    def drop(self) -> None:
+        """Take in that one stay is live no more."""
         self.count -= 1
-        if len(self._entries) > 2 * self.count + _SLACK:
-            self._entries = [entry for entry in self._entries if entry[1] in live]
-            self._start = 0
-
-    def first(self, live: Container[int]) -> Waiter | None:
         entries = self._entries
-        for index in range(self._start, len(entries)):
-            if entries[index][1] in live:
-                self._start = index
-                return entries[index][2]
-        self._start = len(entries)
-        return None
+        while entries and not entries[0].is_live:
+            entries.popleft()
+        if len(entries) > 2 * self.count + _SLACK:
+            self._entries = deque(self.stays())
 
-    def last(self, live: Container[int]) -> Waiter | None:
+    def first(self) -> _Stay | None:
+        return self._entries[0] if self._entries else None
+
+    def last(self) -> _Stay | None:
         entries = self._entries
-        while len(entries) > self._start:
-            if entries[-1][1] in live:
-                return entries[-1][2]
+        while entries and not entries[-1].is_live:
             entries.pop()
-        return None
+        return entries[-1] if entries else None
 
-    def waiters(self, live: Container[int]) -> Iterator[Waiter]:
-        return (waiter for _, number, waiter in self._entries[self._start :] if number in live)
+    def stays(self) -> list[_Stay]:
+        return [stay for stay in self._entries if stay.is_live]
 
 
 class _Band:
     """The waiters of a band.
 
     Attributes:
+        depth: its waiters.
         turns: the order of its tenants.
         lines: tenant -> its waiters; only tenants that have some.
         arrivals: all of them.
     """
 
-    __slots__ = ("arrivals", "lines", "turns")
+    __slots__ = ("arrivals", "depth", "lines", "turns")
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.lines: dict[str, _Line] = {}
-        self.arrivals = _Line()
+        self.arrivals = _Line(_CAME_AT)
+        self.depth = 0
 
-    @property
-    def depth(self) -> int:
-        return self.arrivals.count
-
-    def add(self, entry: _Entry, now: float) -> None:
-        tenant = entry[2].tenant
+    def add(self, stay: _Stay, now: float) -> None:
+        tenant = stay.waiter.tenant
         line = self.lines.get(tenant)
         if line is None:
-            line = self.lines[tenant] = _Line()
+            line = self.lines[tenant] = _Line(_CAME_AT)
             self.turns.join(tenant, now)
-        line.add(entry)
-        self.arrivals.add(entry)
+        line.add(stay)
+        self.arrivals.add(stay)
+        self.depth += 1
 
-    def drop(self, waiter: Waiter, live: Container[int]) -> None:
-        line = self.lines[waiter.tenant]
-        line.drop(live)
+    def drop(self, tenant: str) -> None:
+        """Take in that one stay of a tenant is live no more."""
+        line = self.lines[tenant]
+        line.drop()
         if not line.count:
-            del self.lines[waiter.tenant]
-            self.turns.leave(waiter.tenant)
-        self.arrivals.drop(live)
+            del self.lines[tenant]
+            self.turns.leave(tenant)
+        self.arrivals.drop()
+        self.depth -= 1

@@ -46,7 +46,7 @@ class Turns(Protocol):
         ...
 
     def served(self, tenant: str, cost: float, now: float) -> None:
-        """Count a request of a tenant whose turn it was; it still has waiters or leaves right after."""
+        """Count a request of a tenant whose turn it was; it may have left with it."""
         ...
 
     def charge(self, tenant: str, cost: float, now: float) -> None:
@@ -85,7 +85,8 @@ class RoundRobin:
 
     def served(self, tenant: str, cost: float, now: float) -> None:
         """Put a tenant that had its turn at the end."""
-        self._order.move_to_end(tenant)
+        if tenant in self._order:
+            self._order.move_to_end(tenant)
 
     def charge(self, tenant: str, cost: float, now: float) -> None:
         """Do nothing: a request is a request."""

@@ -28,13 +28,19 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Demo:
-    """A running demo, and everything it started: processes that inherited a variable of ours."""
+    """A running demo, and everything it started: processes that inherited a variable of ours.
+
+    Attributes:
+        log: file with its output.
+        folder: of its configuration, unless `arguments` name another one.
+    """
 
     def __init__(self, folder: Path, *arguments: str, stdin: int = subprocess.PIPE) -> None:
         self.log = folder / "output"
-        self._segment_file = folder / "demo" / "state" / "segment"  # gone once the gateway was stopped well
+        self.folder = folder / "demo"
+        self._segment_file = self.folder / "state" / "segment"  # gone once the gateway was stopped well
         self._mark = secrets.token_hex(8)
-        command = [sys.executable, "-m", "bin.engines.demo", "--folder", str(folder / "demo"), *arguments]
+        command = [sys.executable, "-m", "bin.engines.demo", "--folder", str(self.folder), *arguments]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -97,9 +103,22 @@ def demos(tmp_path: Path) -> Iterator[list[Demo]]:
         demo.close()
 
 
+@pytest.fixture(scope="module")
+def lasting_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """A demo with simulated engines, for all tests that leave it as it is."""
+    demo = Demo(tmp_path_factory.mktemp("lasting"), "--engine", "sim")
+    try:
+        demo.wait_up()
+        yield demo
+    finally:
+        demo.process.terminate()
+        demo.end()
+        demo.close()
+
+
 @pytest.fixture
 def sim_demo(demos: list[Demo], tmp_path: Path) -> Demo:
-    """A demo with simulated engines that stays."""
+    """A demo with simulated engines that stays until the test ends it."""
     demo = Demo(tmp_path, "--engine", "sim")
     demos.append(demo)
     demo.wait_up()
@@ -114,8 +133,8 @@ def run_once(demos: list[Demo], folder: Path, engine: str) -> str:
     return demo.output()
 
 
-def test_a_request_is_served_and_shown_with_its_headers(demos: list[Demo], tmp_path: Path) -> None:
-    output = run_once(demos, tmp_path, "sim").lower()
+def test_a_request_is_served_and_shown_with_its_headers(lasting_demo: Demo) -> None:
+    output = lasting_demo.output().lower()
     assert "http/1.1 200" in output
     for header in ("x-request-id: ", "x-llmgw-replica: sim-", "x-llmgw-served-model: sim-model"):
         assert header in output
@@ -135,22 +154,22 @@ def test_the_real_engine_serves_the_real_model_and_names_its_licence(
     assert "Gemma Terms of Use" in output
 
 
-def test_it_says_how_to_call_it(sim_demo: Demo) -> None:
-    output = sim_demo.output()
+def test_it_says_how_to_call_it(lasting_demo: Demo) -> None:
+    output = lasting_demo.output()
     assert "curl -N http://127.0.0.1:" in output
     assert "from openai import OpenAI" in output
 
 
-def test_the_curl_line_it_shows_works(sim_demo: Demo) -> None:
-    lines = sim_demo.output().splitlines()
+def test_the_curl_line_it_shows_works(lasting_demo: Demo) -> None:
+    lines = lasting_demo.output().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("  curl "))
     command = "\n".join(lines[start : start + 2])
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30, check=True)
     assert "data: [DONE]" in done.stdout
 
 
-def test_the_python_lines_it_shows_work(sim_demo: Demo) -> None:
-    _, _, shown = sim_demo.output().partition("(pip install openai):\n")
+def test_the_python_lines_it_shows_work(lasting_demo: Demo) -> None:
+    _, _, shown = lasting_demo.output().partition("(pip install openai):\n")
     program = textwrap.dedent(shown.partition("Models: ")[0])
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
@@ -200,12 +219,12 @@ def test_the_end_of_the_gateway_ends_the_demo(sim_demo: Demo) -> None:
 
 
 def test_a_second_demo_in_the_same_folder_is_refused(
-    sim_demo: Demo, demos: list[Demo], tmp_path: Path
+    lasting_demo: Demo, demos: list[Demo], tmp_path: Path
 ) -> None:
-    second = Demo(tmp_path, "--engine", "sim", "--once")
+    second = Demo(tmp_path, "--engine", "sim", "--once", "--folder", str(lasting_demo.folder))
     demos.append(second)
     assert second.end() == 1
-    assert f"(process {sim_demo.process.pid}); stop it first." in second.output()
+    assert f"(process {lasting_demo.process.pid}); stop it first." in second.output()
 
 
 def test_a_taken_port_is_named_and_another_one_used(demos: list[Demo], tmp_path: Path) -> None:

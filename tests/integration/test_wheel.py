@@ -60,8 +60,9 @@ def test_the_wheel_holds_one_package(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"llmgw"}
 
 
-def test_the_wheel_holds_the_example_files(wheel: Path) -> None:
-    assert "llmgw/conf/examples/minimal.yaml" in zipfile.ZipFile(wheel).namelist()
+@pytest.mark.parametrize("file", ["examples/minimal.yaml", "systemd/llmgw-gateway.service"])
+def test_the_wheel_holds_the_files_to_copy(wheel: Path, file: str) -> None:
+    assert f"llmgw/conf/{file}" in zipfile.ZipFile(wheel).namelist()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -122,6 +122,7 @@ class Scene:
         self.sim = sim
         self._streams: list[Chat] = []
         self.gateway: Gateway = gateways([endpoint("e0", sim.url)], workers=2, drain_timeout="20s", **keys)
+        wait_until(lambda: len(self.workers) == 2, 10, "both workers")  # it is ready with one
 
     def streams(self, count: int, *, seconds: float) -> list[Chat]:
         """Open streams, and wait until the engine runs them all."""

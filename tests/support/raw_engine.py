@@ -56,6 +56,7 @@ class RawRequest:
     Attributes:
         head: with its empty line.
         body: b"" if the engine does not read bodies.
+        body_bytes: its length as announced.
         port: of the engine it reached.
         connection: number of the connection, from 0 in the order of their first POST.
         nth: how many POSTs the connection has carried before this one.
@@ -64,6 +65,7 @@ class RawRequest:
     sock: socket.socket
     head: bytes
     body: bytes
+    body_bytes: int
     port: int
     connection: int
     nth: int
@@ -145,6 +147,7 @@ class RawEngine:
     Attributes:
         requests: every POST, oldest first.
         answer: called with each POST in the connection's own thread, instead of `next_request`.
+        keeps_bodies: whether the body that was read is kept; if not, it is b"" and only `body_bytes` tells.
         keepalive_s: closes connections that have been idle so long after a POST; None: never.
         reads_bodies: whether a request's body is read before the test gets it.
             If not, its receive buffer is small, so that a large body stays with its sender.
@@ -159,6 +162,7 @@ class RawEngine:
     ) -> None:
         self.requests: list[RawRequest] = []
         self.answer: Callable[[RawRequest], None] | None = None
+        self.keeps_bodies = True
         self.keepalive_s: float | None = None
         self.reads_bodies = reads_bodies
         self._fixed = {
@@ -257,20 +261,21 @@ class RawEngine:
                     number = self._connections
                     self._connections += 1
             body = b""
+            match = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+            length = int(match[1]) if match else 0
             if self.reads_bodies:
-                match = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
-                length = int(match[1]) if match else 0
                 pieces = [buffer]
                 have = len(buffer)
                 while have < length:
                     data = sock.recv(1 << 20)
                     if not data:
                         return
-                    pieces.append(data)
+                    if self.keeps_bodies:
+                        pieces.append(data)
                     have += len(data)
-                buffer = b"".join(pieces)
+                buffer = b"".join(pieces) if self.keeps_bodies else b""
                 body, buffer = buffer[:length], buffer[length:]
-            request = RawRequest(sock, head, body, self.port, number, nth)
+            request = RawRequest(sock, head, body, length, self.port, number, nth)
             nth += 1
             self.requests.append(request)
             if self.answer is not None:

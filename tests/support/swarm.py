@@ -112,8 +112,12 @@ class Swarm:
         deadline = time.monotonic() + timeout
         while not until():
             assert time.monotonic() < deadline, f"waited {timeout:g} s for: {message}"
-            for key, _ in self._selector.select(0.02):
-                self._read(key.data)
+            self.turn(0.02)
+
+    def turn(self, timeout: float = 0.0) -> None:
+        """Read once from all that have something."""
+        for key, _ in self._selector.select(timeout):
+            self._read(key.data)
 
     def leave(self, streams: Iterable[Stream]) -> None:
         """Close connections, whatever is on them."""

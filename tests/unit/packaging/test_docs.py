@@ -34,3 +34,9 @@ def test_the_readme_configuration_is_valid(tmp_path: Path) -> None:
     assert yaml.safe_load(block[1])["workers"] == 2
     (tmp_path / "readme.yaml").write_text(block[1])
     assert len(load(tmp_path / "readme.yaml", {}).endpoints) == 2
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- .*\(([^)]+)\)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert listed == [page.name for page in sorted(folder.glob("2*.md"))]

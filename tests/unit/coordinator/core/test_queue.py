@@ -109,6 +109,7 @@ def test_a_request_told_twice_waits_once(lane: Lane) -> None:
     lane.come("a")
     waiter = next(iter(lane.queue))
     assert lane.queue.enqueue(waiter, lane.clock.now) is None
+    assert lane.queue.depths() == (0, 1, 0, 0)
     assert lane.grant_all() == ["a"]
     assert len(lane.queue) == 0
 
@@ -182,6 +183,20 @@ def test_a_request_past_its_ttl_is_never_granted(lane: Lane) -> None:
     lane.clock.advance(TTL_S)
     assert lane.grant() is None
     assert lane.expire() == ["a"]
+
+
+@pytest.mark.parametrize("leave", ["granted", "cancelled"])
+def test_what_is_kept_of_those_that_left_does_not_pile_up(lane: Lane, leave: str) -> None:
+    # The one that stays is the first in line when the others are cancelled, the last when they are granted.
+    lane.come("stays", BRONZE, "one")
+    for number in range(2000):
+        lane.come(f"goes-{number}", GOLD if leave == "granted" else BRONZE, "one")
+        assert (lane.grant() if leave == "granted" else lane.cancel(f"goes-{number}")) == f"goes-{number}"
+    lines = [lane.queue._by_ttl]
+    for band in lane.queue._bands:
+        lines += [band.arrivals, *band.lines.values()]
+    assert max(len(line._entries) for line in lines) < 100
+    assert lane.grant_all() == ["stays"]
 
 
 # Room
