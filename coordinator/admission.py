@@ -351,6 +351,10 @@ class AdmissionServer:
         for lane in lanes:
             for waiter in lane.queue.expire(now):
                 self._refuse(waiter, "queue_timeout", now)
+            if len(lane.queue) and self._is_stuck(lane):
+                for waiter in list(lane.queue):
+                    lane.queue.cancel(waiter.id, now)
+                    self._refuse(waiter, "runner_stuck", now)
         lanes = [lane for lane in lanes if len(lane.queue)]
         while lanes:
             # Lanes of equal rank take turns: what they wait for may be the pool's cap.
@@ -414,7 +418,12 @@ class AdmissionServer:
     def _all_down(self, lane: _Lane) -> bool:
         """Whether waiting is in vain: then requests run, so that each finds a fallback or says so at once."""
         states = self._table.column(lane.slots, StatField.STATE)
-        return all(state in (EndpointState.DOWN, EndpointState.DRAINING) for state in states)
+        return all(state >= EndpointState.DOWN for state in states)
+
+    def _is_stuck(self, lane: _Lane) -> bool:
+        """Whether nothing can run because an engine is stuck: the slots it holds would hold all others up."""
+        states = self._table.column(lane.slots, StatField.STATE)
+        return EndpointState.STUCK in states and self._all_down(lane)
 
     def _tell_granted(self, lane: _Lane, waiter: Waiter, place: int) -> None:
         """Hand over a lease that stands in our cells."""

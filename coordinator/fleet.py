@@ -13,7 +13,7 @@ from coordinator.scrape import Scrapers
 from shm.bands import BandCells
 from shm.endpoints import EndpointRecord, EndpointState, EndpointTable
 from shm.inflight import InflightSums
-from shm.layout import FixedSlot
+from shm.layout import FixedSlot, StatField
 from shm.marks import CooldownMarks
 from shm.rows import slots_in_use
 from shm.segment import Segment
@@ -124,6 +124,7 @@ class Fleet:
     def _endpoint(self, record: EndpointRecord, report: Report | None, now: float) -> EndpointView:
         stats = self.table.stats(record.slot)
         was_read = stats.scraped_at > 0
+        stuck_since = self.table.stat(record.slot, StatField.STUCK_SINCE)
         return EndpointView(
             id=record.id,
             model=record.model,
@@ -143,6 +144,7 @@ class Fleet:
             has_stale_metrics=record.probe and (report is None or not report.has_fresh_metrics),
             scrape_age_s=round(now - stats.scraped_at, 3) if was_read else None,
             failures=stats.failures,
+            stuck_s=round(now - stuck_since, 3) if stuck_since else 0.0,
             cooldown_s=round(max(0.0, self.marks.until(record.slot) - now), 3),
             max_context=stats.max_context,
             block_size=stats.block_size,

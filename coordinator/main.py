@@ -7,6 +7,7 @@ counters go on. Greenlets, all owned by `Coordinator`:
     admission     accepts workers; a greenlet per connection: coordinator.admission
     grants        while somebody waits: looks for room
     reaper        every 250 ms: gives back the slots of dead processes, shows that this one lives
+    stuck         every 250 ms: flags endpoints whose requests make no progress: coordinator.stuck
     <endpoint>    one per endpoint: coordinator.scrape
     (server)      pywsgi's accept loop and a greenlet per admin connection
 
@@ -42,6 +43,7 @@ from coordinator.fleet import Fleet  # noqa: E402
 from coordinator.greenlets import Greenlets  # noqa: E402
 from coordinator.peers import Peers  # noqa: E402
 from coordinator.scrape import Scrapers  # noqa: E402
+from coordinator.stuck import StuckWatch  # noqa: E402
 from shm.definitions import INFLIGHT_RETURNED, SLOTS_REAPED  # noqa: E402
 from shm.endpoints import EndpointTableFull  # noqa: E402
 from shm.layout import FixedSlot, SlotState  # noqa: E402
@@ -99,6 +101,7 @@ class Coordinator:
         self._admission = AdmissionServer(
             segment, slot, config, hurry=self._scrapers.hurry, turns=self._peers
         )
+        self._stuck = StuckWatch(segment, self._scrapers, clock=time.monotonic)
         fleet = Fleet.of(
             segment,
             self._scrapers,
@@ -123,6 +126,7 @@ class Coordinator:
             self._peers.start()
         self._greenlets.spawn("config", self._watch_config)
         self._greenlets.spawn("reaper", self._reap)
+        self._greenlets.spawn("stuck", self._stuck.run)
         self._slot.set_state(SlotState.SERVING)
         LOG.info(
             "coordinator_started",

@@ -203,6 +203,7 @@ class Scrapers:
         self._greenlets = Greenlets(on_failure)
         self._scrapers: dict[str, Scraper] = {}
         self._capacities: dict[str, LearnedCapacity] = {}
+        self._renewed: set[int] = set()
         self._looks = {outcome: metrics.counter(SCRAPES, (outcome,)) for outcome in ("ok", "failed")}
         self._metrics = metrics
 
@@ -224,6 +225,11 @@ class Scrapers:
         for name in endpoints:
             if scraper := self._scrapers.get(name):
                 scraper.hurry()
+
+    def take_renewed(self) -> set[int]:
+        """Return the slots of engines that were restarted since the last call."""
+        renewed, self._renewed = self._renewed, set()
+        return renewed
 
     @property
     def publisher(self) -> EndpointPublisher:
@@ -304,6 +310,7 @@ class Scrapers:
                 self._table.stat(record.slot, StatField.KV_PER_REQUEST),
             )
         if report.is_restarted:
+            self._renewed.add(record.slot)
             known.forget()
         stats = report.stats
         known.see(

@@ -98,9 +98,14 @@ class Health:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         routing = self._routing()
-        resp.data = orjson.dumps(
-            {"ok": True, "in_flight": routing.in_flight_by_pool(), "queued": routing.queued_by_pool()}
-        )
+        health: dict[str, object] = {
+            "ok": True,
+            "in_flight": routing.in_flight_by_pool(),
+            "queued": routing.queued_by_pool(),
+        }
+        if stuck := routing.stuck():
+            health["runner_stuck"] = stuck
+        resp.data = orjson.dumps(health)
 
     def on_get_ready(self, req: falcon.Request, resp: falcon.Response) -> None:
         reason = "shutting_down" if self._is_draining() else self._routing().why_not_ready()

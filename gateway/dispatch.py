@@ -23,6 +23,7 @@ from gateway.core.sse import SseRelay, empty_chunk_event
 from gateway.core.usage import Usage, UsageTap, usage_in
 from gateway.exchange import Exchange
 from gateway.lease import Lease, WorkerAdmission
+from gateway.progress import ProgressTracker, Watched
 from gateway.relay import LAST_CHUNK, Relay, RelayDeadlines, RelayEnd
 from gateway.routing import Lane, ModelRoute, Routing
 from gateway.upstream import UpstreamPools
@@ -68,6 +69,7 @@ class Dispatcher:
         marks: CooldownMarks,
         accountant: Accountant,
         admission: WorkerAdmission,
+        progress: ProgressTracker,
         rng: random.Random,
     ) -> None:
         self.is_draining = False
@@ -77,6 +79,7 @@ class Dispatcher:
         self._marks = marks
         self._accountant = accountant
         self._admission = admission
+        self._progress = progress
         self._rng = rng
 
     def run(self, exchange: Exchange) -> None:
@@ -120,6 +123,7 @@ class Run:
         self._config: Config = self._routing.config
         self._body_bytes = 0
         self._prompt_tokens: int | None = None  # an estimate, made when it is asked for
+        self._watched: Watched | None = None
         self._is_open = False  # the response head went out early, with a ping
 
     def run(self) -> None:
@@ -155,7 +159,8 @@ class Run:
                 if self._exchange.is_answered or failed.outcome is Outcome.CLIENT_ERROR:
                     break  # a ping is out; or the request is at fault, and would be everywhere
             except NoCandidate:
-                error = error or errors.NoEndpoint(route.name)
+                is_stuck = any(lane.has_stuck() for lane in model.lanes)
+                error = error or (errors.RunnerStuck() if is_stuck else errors.NoEndpoint(route.name))
         assert error is not None
         raise error
 
@@ -178,7 +183,11 @@ class Run:
         tried: set[int] = set()
         failed: Failed | None = None
         while lanes:
-            lane, lease = self._admit(request, route, lanes)
+            try:
+                lane, lease = self._admit(request, route, lanes)
+            except errors.RunnerStuck:
+                lanes.pop(0)  # where it would have waited
+                continue
             try:
                 failed = self._try_lane(request, raw, route, lane, lease, tried, failed)
             except NoCandidate:
@@ -290,6 +299,7 @@ class Run:
                 dispatcher._accountant.count(definitions.RETRIES, route.name, failed.outcome.name.lower())
             dispatcher._inflight.add(record.slot)
             lease.dispatched()
+            watched = self._watched = dispatcher._progress.begin(record.slot)
             try:
                 self._try_endpoint(request, raw, route, record)
                 return None
@@ -297,6 +307,7 @@ class Run:
                 failed = exc
             finally:
                 dispatcher._inflight.sub(record.slot)
+                dispatcher._progress.end(watched, has_answer=exchange.is_answered)
             lease.undispatched()
             verdict = failed.outcome.verdict
             dispatcher._accountant.count(
@@ -511,6 +522,8 @@ class Run:
             ping=self._ping() if is_events and ping.mode != "off" else b"",
             ends_with_done=exchange.head.path in _USAGE_ROUTES,
         )
+        if self._watched is not None:
+            self._watched.relay = relay
         exchange.is_answered = True
         exchange.status = head.status
         exchange.is_stream = is_events

@@ -209,6 +209,8 @@ def _refusal(answer: wire.FromCoordinator, config: Config, lane: Lane) -> errors
     queue = {"depth": dict(zip(names, answer.depth, strict=False))}
     if answer.code == "queue_timeout":
         return errors.QueueTimeout(retry_after=answer.retry_after_s, queue=queue)
+    if answer.code == "runner_stuck":
+        return errors.RunnerStuck(retry_after=answer.retry_after_s, queue=queue)
     if answer.code == "displaced":
         return errors.Displaced(retry_after=answer.retry_after_s, queue=queue)
     return errors.QueueFull(retry_after=answer.retry_after_s, queue=queue)

@@ -168,6 +168,15 @@ class Relay:
         else:
             self._on_data = self._until_close
 
+    @property
+    def last_at(self) -> float:
+        """When the last piece came from the engine; monotonic seconds."""
+        return self._last_at
+
+    def silent_since(self, now: float) -> float:
+        """Return since when the engine has been silent: not at all while the client holds it up."""
+        return now if self._backlog or self._finish_with is not None else self._last_at
+
     def run(self, rest: bytes, *, is_empty: bool = False) -> RelayEnd:
         """Relay to the end; blocks the greenlet.
 

@@ -90,6 +90,10 @@ class Lane:
         """
         return self._pipeline.choose(request, self._fleet(now), rng)
 
+    def has_stuck(self) -> bool:
+        """Whether one of the endpoints is out of the choice because a request there makes no progress."""
+        return EndpointState.STUCK in self._signals.table.column(self._slots, StatField.STATE)
+
     def _fleet(self, now: float) -> Fleet:
         table, slots, needs = self._signals.table, self._slots, self._pipeline.needs
         return Fleet(
@@ -177,6 +181,11 @@ class Routing:
         for lane, pool in lanes.items():
             totals[pool] += sum(self._signals.bands.local_waiters(lane))
         return totals
+
+    def stuck(self) -> list[str]:
+        """Return the ids of endpoints at which a request makes no progress."""
+        table = self._signals.table
+        return [r.id for r in self._records if table.stat(r.slot, StatField.STUCK_SINCE)]
 
     def why_not_ready(self) -> str | None:
         """Tell why no request can be served now; None when one can."""

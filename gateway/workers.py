@@ -38,6 +38,7 @@ from gateway.connection import Sweep  # noqa: E402
 from gateway.dispatch import Dispatcher  # noqa: E402
 from gateway.lease import WorkerAdmission  # noqa: E402
 from gateway.plain import HOT_PATHS, PlainAccountant, PlainDispatcher  # noqa: E402
+from gateway.progress import ProgressTracker  # noqa: E402
 from gateway.routing import EndpointSignals, Routing  # noqa: E402
 from gateway.server import HttpServer, WsgiApp  # noqa: E402
 from gateway.upstream import UpstreamPools  # noqa: E402
@@ -48,6 +49,7 @@ from shm.inflight import InflightRow, InflightSums  # noqa: E402
 from shm.layout import FixedSlot, Phase, SlotState  # noqa: E402
 from shm.marks import CooldownMarks  # noqa: E402
 from shm.metrics import MetricsRow  # noqa: E402
+from shm.progress import ProgressRow  # noqa: E402
 from shm.rows import WorkerSlot, reap_dead  # noqa: E402
 from shm.segment import Segment, SegmentMismatch  # noqa: E402
 
@@ -115,6 +117,7 @@ class GatewayWorker(GeventWorker):
         rng = random.Random()
         leases = LeaseRow(self.segment, self.slot)
         self._link = AdmissionLink(self.segment.directory, leases)
+        progress = ProgressTracker(ProgressRow(self.segment, self.slot), self._has_watchdog)
         self._dispatcher = kit.dispatcher(
             self._current_routing,
             self._pools,
@@ -122,6 +125,7 @@ class GatewayWorker(GeventWorker):
             marks,
             self._accountant,
             WorkerAdmission(bands, leases, self._link),
+            progress,
             rng,
         )
         self._sweep = Sweep()
@@ -129,7 +133,7 @@ class GatewayWorker(GeventWorker):
         self._http = HttpServer(
             app, config, self.cfg, self._sweep, self._accountant, rng, kit.hot_paths, self._dispatcher.run
         )
-        self._sweep.hooks += [self._pools.close_idle, self._link.tick]
+        self._sweep.hooks += [self._pools.close_idle, self._link.tick, progress.sweep]
         self._sweep.start()
         servers = [self._listen(sock, config) for sock in self.sockets]
         # What lives as long as the process is not looked at again; a request leaves no cycles behind, so the
@@ -157,6 +161,9 @@ class GatewayWorker(GeventWorker):
             server.max_accept = 1
         server.start()
         return server
+
+    def _has_watchdog(self) -> bool:
+        return any(pool.stuck_after for pool in self._routing.config.pools.values())
 
     def _current_routing(self) -> Routing:
         if self._table.generation != self.segment.endpoints_generation:

@@ -1,7 +1,7 @@
 """Admission in shared cells: leases, grants on their way, and who waits.
 
-Words: a *pool* is what a hard cap holds for; a *lane* is a (pool, model), whose requests wait together; band 0
-is the highest. Which pool and lane an endpoint belongs to stands in its `EndpointRecord`.
+Words: a *pool* is what a hard cap holds for; a *lane* is a (pool, model), whose requests wait together;
+band 0 is the highest. Which pool and lane an endpoint belongs to stands in its `EndpointRecord`.
 
 Layout, int64 each; a slot is a worker's or a fixed process's (shm.layout):
 
@@ -184,7 +184,7 @@ class LaneColumns(NamedTuple):
 
 
 class LaneEndpoints:
-    """Reads what admission wants to know of the endpoints of one lane; as old as the table it was made from."""
+    """Reads what admission wants to know of the endpoints of one lane, as of one endpoint table."""
 
     __slots__ = ("_capacities", "_inflight", "_marks", "_slots", "_table")
 

@@ -132,7 +132,7 @@ ADMISSION_WAIT = Definition(
 ADMISSION_REJECTED = Definition(
     "llmgw_admission_rejected_total",
     Kind.COUNTER,
-    "Requests that waited and were not allowed to run; reason is full, ttl, displaced, client_gone or a code.",
+    "Requests that did not get to run; reason is full, ttl, displaced, client_gone or a code.",
     ("band", "reason"),
 )
 CONNECTIONS = Definition("llmgw_client_connections", Kind.GAUGE, "Client connections open.")

@@ -48,6 +48,7 @@ class EndpointState(IntEnum):
     STALE = 2  # scrapes fail; usable, judged by in-flight counts alone
     DOWN = 3  # refuses connections, is unhealthy, or does not serve the model; not usable
     DRAINING = 4  # gets nothing new
+    STUCK = 5  # would be usable, but a request there makes no progress; not usable
 
     @property
     def is_usable(self) -> bool:
@@ -70,7 +71,7 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
         tls_ca: path of a CA bundle for https; None: the system's.
         tls_verify: whether the engine's certificate is checked.
         weight: share relative to other endpoints of the model.
-        pool_slot: number of its pool, lane: of its (pool, model); see shm.bands. `UNASSIGNED` until published.
+        pool_slot: number of its pool, lane: of its (pool, model); `UNASSIGNED` until published.
         batch_capacity: requests it runs at once, as configured; 0: to be learned.
         probe: whether it is asked for health and metrics; else it stays UNKNOWN.
     """
@@ -123,7 +124,7 @@ _decode_records = msgspec.msgpack.Decoder(tuple[EndpointRecord, ...]).decode
 class EndpointPublisher:
     """Writes the endpoint table. Coordinator only."""
 
-    __slots__ = ("_f64", "_i64", "_inflight", "_marks", "_segment", "_slots", "records")
+    __slots__ = ("_f64", "_i64", "_inflight", "_marks", "_segment", "_slots", "_states", "_stuck", "records")
 
     def __init__(self, segment: Segment) -> None:
         """Go on from the table that is published, if there is one."""
@@ -133,6 +134,8 @@ class EndpointPublisher:
         self._inflight = InflightSums(segment)
         self._marks = CooldownMarks(segment)
         self.records: tuple[EndpointRecord, ...] = ()
+        self._states: dict[int, EndpointState] = {}  # slot -> state, were it not stuck
+        self._stuck: set[int] = set()
         # The file and not the generation tells: a coordinator may have died between writing the two.
         with suppress(SegmentMismatch):
             self.records = _decode_records(segment.read_endpoints())
@@ -172,6 +175,7 @@ class EndpointPublisher:
                         f"no free slot for endpoint {record.id!r} among {len(taken)} in use"
                     )
                 self.set_stats(slot, EndpointStats())
+                self.set_stuck(slot, 0.0)
                 self.set_remote_inflight(slot, 0)
             slots[record.id] = slot
         pools = _numbers(
@@ -207,7 +211,8 @@ class EndpointPublisher:
         cells = self._f64
         odd = self._i64[seq_at] | 1
         self._i64[seq_at] = odd
-        cells[at + StatField.STATE * width] = stats.state
+        self._states[slot] = stats.state
+        cells[at + StatField.STATE * width] = self._shown_state(slot)
         cells[at + StatField.WAITING * width] = stats.waiting
         cells[at + StatField.RUNNING * width] = stats.running
         cells[at + StatField.KV * width] = math.nan if stats.kv is None else stats.kv
@@ -226,6 +231,19 @@ class EndpointPublisher:
         layout = self._segment.layout
         at = layout.stats.start + StatField.REMOTE_INFLIGHT * layout.sizes.endpoint_slots
         self._f64[at + slot] = requests
+
+    def set_stuck(self, slot: int, since: float) -> None:
+        """Say since when an endpoint counts as stuck, monotonic seconds; 0: it does not."""
+        (self._stuck.add if since else self._stuck.discard)(slot)
+        layout = self._segment.layout
+        width = layout.sizes.endpoint_slots
+        at = layout.stats.start + slot
+        self._f64[at + StatField.STUCK_SINCE * width] = since
+        self._f64[at + StatField.STATE * width] = self._shown_state(slot)
+
+    def _shown_state(self, slot: int) -> EndpointState:
+        state = self._states.get(slot, EndpointState.UNKNOWN)
+        return EndpointState.STUCK if slot in self._stuck and state.is_usable else state
 
     def _is_clean(self, slot: int, now: float) -> bool:
         return self._inflight.of(slot) == 0 and self._marks.until(slot) <= now

@@ -14,6 +14,8 @@ Rules of this file
     slots        total_slots x SLOT_CELLS             the holder of the slot's lock (owner or reaper)
     inflight     [endpoint_slot][worker_slot] int64   the holder of the worker slot's lock
     marks        [endpoint_slot][worker_slot] f64     the holder of the worker slot's lock
+    silent       [endpoint_slot][worker_slot] f64     the holder of the worker slot's lock, see shm.progress
+    moved        [endpoint_slot][worker_slot] f64     the holder of the worker slot's lock, see shm.progress
     stats        [stat field][endpoint_slot] f64      coordinator
     stats_seq    [endpoint_slot] int64                coordinator (odd: a row of `stats` is being written)
     leases       [pool][slot] int64                   the holder of the slot's lock
@@ -34,7 +36,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"llmgwSEG", "little")
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 
 CELL_BYTES = 8
 LINE_CELLS = 8  # one cache line
@@ -110,7 +112,7 @@ class StatField(IntEnum):
     DRAIN_RATE = 9  # finished requests per second, smoothed; 0: unknown
     BATCH_CAPACITY = 10  # requests: high-water mark of observed running; 0: unknown
     REMOTE_INFLIGHT = 11  # requests that other instances have under way there
-    STUCK_SINCE = 12  # monotonic seconds since which no request has made progress there; 0: none is stuck
+    STUCK_SINCE = 12  # monotonic seconds since which it counts as stuck; 0: it does not
     KV_PER_REQUEST = 13  # ratio of KV blocks that a running request has used at most of late; 0: unknown
 
 
@@ -170,6 +172,8 @@ class Layout:
     slots: Region
     inflight: Region
     marks: Region
+    silent: Region
+    moved: Region
     stats: Region
     stats_seq: Region
     leases: Region
@@ -199,6 +203,8 @@ class Layout:
             slots=region(sizes.total_slots * SLOT_CELLS),
             inflight=region(pairs),
             marks=region(pairs),
+            silent=region(pairs),
+            moved=region(pairs),
             stats=region(STAT_FIELDS * sizes.endpoint_slots),
             stats_seq=region(sizes.endpoint_slots),
             leases=region(POOLS * sizes.total_slots),

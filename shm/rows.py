@@ -227,6 +227,8 @@ def _zero(segment: Segment, slot: int) -> int:
         for cell in range(layout.marks.start + slot, layout.marks.end, stride):
             if cells[cell]:
                 cells[cell] = 0
+        _zero_column(cells, layout.silent, slot, stride)
+        _zero_column(cells, layout.moved, slot, stride)
         _zero_column(cells, layout.waiters, slot, stride)
     _zero_column(cells, layout.leases, slot, layout.sizes.total_slots)
     _zero_column(cells, layout.pending, slot, layout.sizes.total_slots)

@@ -65,7 +65,7 @@ BUILD_INFO = _gauge("llmgw_build_info", "Always 1; says which version runs.", "v
 _OF_ENDPOINT: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     (
         "llmgw_endpoint_up",
-        "1 while requests may go to the endpoint, 0 while it is down or draining.",
+        "1 while requests may go to the endpoint, 0 while it is down, draining or stuck.",
         lambda view: view.is_usable,
     ),
     (
@@ -102,6 +102,11 @@ _OF_ENDPOINT: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...
         "llmgw_endpoint_kv_usage_ratio",
         "Share of the engine's KV cache in use, as last read; absent where the engine does not say.",
         lambda view: view.kv_usage_ratio,
+    ),
+    (
+        "llmgw_endpoint_stuck",
+        "1 while a request makes no progress at the endpoint for `stuck_after`; it gets no new ones then.",
+        lambda view: view.stuck_s > 0,
     ),
     (
         "llmgw_endpoint_cooldown_seconds",

@@ -19,7 +19,7 @@ class EndpointView(View, frozen=True, kw_only=True):
     Attributes:
         id: the `replica` of logs, metrics and response headers.
         model: catalog name; `served_model`: the engine's name for it.
-        state: unknown, ready, stale, down or draining.
+        state: unknown, ready, stale, down, draining or stuck.
         reason: why it is not ready, from a closed set; empty if it is.
         state_age_s: how long it has been in this state.
         is_usable: whether requests may go there, cooldown aside.
@@ -29,6 +29,7 @@ class EndpointView(View, frozen=True, kw_only=True):
         has_stale_metrics: whether the three figures above are older than the last look.
         scrape_age_s: age of the last good scrape; None: there was none.
         failures: looks in a row without usable metrics.
+        stuck_s: how long it has counted as stuck; 0: it does not.
         cooldown_s: how long it is still left alone after a failure of a request; 0: not.
         max_context: tokens; 0: unknown. `block_size` and `num_blocks` likewise.
         violations: breaches of the metric contract, in words.
@@ -53,6 +54,7 @@ class EndpointView(View, frozen=True, kw_only=True):
     has_stale_metrics: bool
     scrape_age_s: float | None
     failures: int
+    stuck_s: float
     cooldown_s: float
     max_context: int
     block_size: int

@@ -29,7 +29,8 @@ def endpoints(*, json: bool = False, admin: str = "") -> ExitCode:
     """Show every endpoint: its state, what it has to do, and what is wrong with it.
 
     States: `ready`; `stale` (serves, but its metrics cannot be read: chosen by in-flight counts alone);
-    `down` (gets no requests; the note says why); `unknown` (not looked at yet; gets requests); `draining`.
+    `down` (gets no requests; the note says why); `unknown` (not looked at yet; gets requests); `draining`;
+    `stuck` (a request makes no progress there; gets no new ones).
 
     IN FLIGHT counts this gateway's own requests. WAITING, RUNNING and KV are what the engine said last.
 
@@ -56,6 +57,8 @@ def _number(figure: int | None) -> str:
 
 def _note(view: EndpointView) -> str:
     notes = [view.reason.replace("_", " ")] if view.reason else []
+    if view.stuck_s:
+        notes.append(f"a request makes no progress; stuck for {view.stuck_s:.0f}s")
     if view.cooldown_s:
         notes.append(f"left alone for {view.cooldown_s:.0f}s after a failed request")
     return "; ".join([*notes, *view.violations])

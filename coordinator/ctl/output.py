@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_COLOURS = {"ready": "green", "serving": "green", "stale": "yellow", "down": "red", "draining": "yellow"}
+_COLOURS = {
+    "ready": "green",
+    "serving": "green",
+    "stale": "yellow",
+    "down": "red",
+    "draining": "yellow",
+    "stuck": "red",
+}
 # A pipe has no width; no row is worth breaking for it.
 _PIPE_COLUMNS = 1000
 

@@ -215,8 +215,8 @@ def saturation(replicas: Replicas, pending: int, settings: LaneSettings, now: fl
 
     A replica's is the worse of two ratios: its queue (requests under way beyond its batch, its share of the
     pending ones included, or the queue it reports) to the target, and its KV use to the ceiling. KV use is as
-    old as the last scrape: each request that came since is taken to use as much as any did of late, or a flood
-    would fill the cache between two scrapes.
+    old as the last scrape: each request that came since is taken to use as much as any did of late, or a
+    flood would fill the cache between two scrapes.
 
     Source: plan §7.2.1.
     """

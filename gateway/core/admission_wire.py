@@ -1,7 +1,7 @@
 """What a worker and the coordinator say to each other about requests that wait.
 
 Each message is a msgpack array behind a length: 4 bytes, big-endian, of what follows. One stream connection
-per worker; messages of a connection keep their order. The coordinator may be another one after a reconnection:
+per worker; messages of a connection keep their order. After a reconnection it may be another coordinator:
 the worker then says `Enqueue` again for everything that still waits.
 
     worker       Enqueue  a request begins to wait (its waiter cell is counted already)
@@ -88,7 +88,7 @@ class Refuse(msgspec.Struct, tag=6, array_like=True, frozen=True):
     Attributes:
         id: of the request.
         code: `band_full`, `displaced` or `queue_timeout`.
-        retry_after_s: seconds until there may be room, from the queue's drain rate; 0: not to be expected soon.
+        retry_after_s: seconds until there may be room, from the queue's drain rate; 0: not soon.
         depth: waiting requests per band of the lane, 0 first.
     """
 

@@ -31,6 +31,7 @@ READY: Final = 1.0
 STALE: Final = 2.0
 DOWN: Final = 3.0
 DRAINING: Final = 4.0
+STUCK: Final = 5.0
 
 
 class Fleet(NamedTuple):
@@ -240,6 +241,6 @@ def _usable_at(request: Request, fleet: Fleet) -> float | None:
     ends = [
         until
         for slot, state, until in zip(fleet.slots, fleet.state, fleet.cooldown_until, strict=False)
-        if until > fleet.now and state not in (DOWN, DRAINING) and slot not in request.excluded
+        if until > fleet.now and state not in (DOWN, DRAINING, STUCK) and slot not in request.excluded
     ]
     return min(ends, default=None)

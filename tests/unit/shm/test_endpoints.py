@@ -120,8 +120,12 @@ def test_stats_come_back_as_they_were_set(segment: Segment, kv: float | None):
     assert table.column(range(5, 2, -2), StatField.WAITING) == [3.0, 0.0]
 
 
-def test_only_down_and_draining_endpoints_are_unusable():
-    assert [state.name for state in EndpointState if not state.is_usable] == ["DOWN", "DRAINING"]
+def test_only_down_draining_and_stuck_endpoints_are_unusable():
+    assert [state.name for state in EndpointState if not state.is_usable] == [
+        "DOWN",
+        "DRAINING",
+        "STUCK",
+    ]
 
 
 def test_keys_of_engines_do_not_show_when_a_record_is_printed():

@@ -1,12 +1,12 @@
-"""Leaves out endpoints that are down or resting after an error."""
+"""Leaves out endpoints that are down, stuck or resting after an error."""
 
 from __future__ import annotations
 
-from gateway.core.schedule.pipeline import DOWN, Fleet, Request
+from gateway.core.schedule.pipeline import DOWN, STUCK, Fleet, Request
 
 
 class Health:
-    """Keeps what is not known to be down, and whose cooldown is over.
+    """Keeps what is not known to be down or stuck, and whose cooldown is over.
 
     An endpoint that was never scraped, or whose scrapes fail, stays: the coordinator may be away, and a try
     tells more. Marks end by time, so nothing has to clear them.
@@ -18,6 +18,6 @@ class Health:
     def keep(self, request: Request, fleet: Fleet, candidates: list[int]) -> list[int]:
         """Keep the healthy ones."""
         state, until, now = fleet.state, fleet.cooldown_until, fleet.now
-        if DOWN not in state and max(until, default=0.0) <= now:
+        if max(state, default=0.0) < DOWN and max(until, default=0.0) <= now:
             return candidates
-        return [i for i in candidates if state[i] != DOWN and until[i] <= now]
+        return [i for i in candidates if state[i] not in (DOWN, STUCK) and until[i] <= now]
