@@ -23,10 +23,10 @@ def engine() -> Iterator[RawEngine]:
     engine.close()
 
 
-def ask(gateway: Gateway) -> http.client.HTTPConnection:
+def ask(gateway: Gateway, model: str = "chat-model") -> http.client.HTTPConnection:
     """Send a request; the answer is read by who wants it."""
     connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=20)
-    connection.request("POST", "/v1/chat/completions", b'{"model": "chat-model", "stream": true}')
+    connection.request("POST", "/v1/chat/completions", json.dumps({"model": model, "stream": True}))
     return connection
 
 
@@ -134,13 +134,15 @@ def test_an_endpoint_whose_silent_request_has_gone_is_tried_again(
 
 
 def test_without_a_limit_nothing_is_stuck(gateway: Gateways, engine: RawEngine) -> None:
+    other = RawEngine(serves=["watched-model"])
     running = gateway(
-        [endpoint("e1", engine.url), endpoint("e2", engine.url, pool="watched")],
+        [endpoint("e1", engine.url), endpoint("e2", other.url, model="watched-model", pool="watched")],
         pools={"watched": {"stuck_after": STUCK_AFTER_S}},
     )
-    connections = [ask(running), ask(running)]
-    requests = [engine.next_request(), engine.next_request()]
+    connections = [ask(running), ask(running, "watched-model")]
+    requests = [engine.next_request(), other.next_request()]
     wait_stuck(running, "e2")
     for request in requests:
         answer(request)
     assert [read(connection)[0] for connection in connections] == [200, 200]
+    other.close()

@@ -13,6 +13,7 @@ from gateway.core.schedule.pipeline import (
     DRAINING,
     READY,
     STALE,
+    STUCK,
     UNKNOWN,
     Choice,
     Fleet,
@@ -69,7 +70,8 @@ def test_states_are_those_of_the_endpoint_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "usable"), [(UNKNOWN, True), (READY, True), (STALE, True), (DOWN, False), (DRAINING, False)]
+    ("state", "usable"),
+    [(UNKNOWN, True), (READY, True), (STALE, True), (DOWN, False), (DRAINING, False), (STUCK, False)],
 )
 def test_endpoint_is_used_unless_it_is_known_to_be_down_or_draining(state: float, usable: bool) -> None:
     if usable:
