@@ -321,7 +321,7 @@ def test_synthesis_goes_to_its_own_upstream_with_its_own_key_and_slots(
     answer(at_remote)
     assert [read(local)[0], read(remote)[0]] == [200, 200]
     assert "sk-" not in plain.program.output()
-    (line,) = plain.access_lines(path="/synthesis/v1/chat/completions")
+    (line,) = wait_until(lambda: plain.access_lines(path="/synthesis/v1/chat/completions"), 5.0, "its line")
     assert line["upstream"] == "synthesis"
     other.close()
 
