@@ -31,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
     """Measure; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench.isolation", description="Priority isolation under a flood.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=500, help="bronze requests that run or wait at any time")
+    parser.add_argument(
+        "--clients", type=int, default=500, help="bronze requests that run or wait at any time"
+    )
     parser.add_argument("--samples", type=int, default=400, help="platinum requests of each phase")
     options = parser.parse_args(argv)
 
@@ -48,7 +50,10 @@ def main(argv: Sequence[str]) -> int:
     verdicts = (
         (median <= MEDIAN_BUDGET, f"median of {len(ratios)} rounds {median:.2f}, budget {MEDIAN_BUDGET}"),
         (worst <= WORST_BUDGET, f"worst round {worst:.2f}, budget {WORST_BUDGET}"),
-        (without.ratio() >= LOAD_AT_LEAST, f"without admission {without.ratio():.0f}, at least {LOAD_AT_LEAST}"),
+        (
+            without.ratio() >= LOAD_AT_LEAST,
+            f"without admission {without.ratio():.0f}, at least {LOAD_AT_LEAST}",
+        ),
     )
     for holds, line in verdicts:
         print(f"{'ok  ' if holds else 'OVER'}  {line}")

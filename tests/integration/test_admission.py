@@ -43,7 +43,13 @@ class Scene:
         self.cells: Cells = self._attached.__enter__()
 
     def ask(
-        self, content: str = "hello", *, band: str = "gold", tenant: str = "t", stream: bool = True, **fields: Any
+        self,
+        content: str = "hello",
+        *,
+        band: str = "gold",
+        tenant: str = "t",
+        stream: bool = True,
+        **fields: Any,
     ) -> RawClient:
         """Send a request on a connection of its own."""
         client = RawClient(self.gateway.url, timeout=30)
@@ -153,7 +159,7 @@ def test_b69_with_fairness_by_service_a_tenant_of_long_requests_does_not_starve_
 
 
 def test_b71_the_answer_tells_how_long_it_waited_and_from_which_place(scene: Callable[..., Scene]) -> None:
-    stage = scene(admission={"bands": [{"name": "gold", "priority": 1, "saturation_ceiling": 2}]})
+    stage = scene(workers=1)  # two may tell the coordinator of requests in another order than they came
     stage.engine.configure(itl_ms=20)
     occupant = stage.ask("occupies", max_tokens=50)
     assert occupant.status == 200
@@ -178,6 +184,7 @@ def test_b71_a_refusal_tells_when_there_will_be_room(scene: Callable[..., Scene]
     stage.engine.configure(itl_ms=10)
     for _ in range(31):
         stage.ask(max_tokens=25)  # four a second
+    wait_until(lambda: sum(stage.cells.waiters) == 30, 10)
     wait_until(lambda: sum(stage.cells.waiters) <= 20, 20)
     while sum(stage.cells.waiters) < 30:
         stage.ask(max_tokens=25)
@@ -273,3 +280,14 @@ def test_b67_engines_without_metrics_get_traffic_at_a_bounded_concurrency(
     assert all(re.search(rb"\[DONE\]", client.read_all()) for client in clients)
     # Assumed 8, learned 8 + 8 at most before; and what bronze may have in the engine's queue.
     assert stage.engine.stats()["max_running_seen"] <= 8 + 8 + 4
+
+
+def test_a_place_counts_turns_and_not_heads(scene: Callable[..., Scene]) -> None:
+    stage = scene(workers=1)
+    occupant = stage.occupy()
+    for number in range(20):
+        stage.queue(f"heavy {number}", tenant="heavy", max_tokens=1)
+    light = stage.queue("light", tenant="light", max_tokens=1)
+    occupant.close()
+    assert light.status == 200
+    assert light.header("x-llmgw-queue-position") == "2"

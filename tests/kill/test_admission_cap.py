@@ -61,7 +61,8 @@ class Storm:
         sock = socket.create_connection(self._address, timeout=10)
         sock.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: storm\r\ncontent-type: application/json\r\n"
-            b"x-llmgw-band: %b\r\nx-tenant-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (band, tenant, len(data), data)
+            b"x-llmgw-band: %b\r\nx-tenant-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (band, tenant, len(data), data)
         )
         leaves_at = float("inf")
         if self._rng.random() < LEAVING:

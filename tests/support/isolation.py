@@ -79,7 +79,9 @@ def batch_load() -> Load:
     """Return requests of ten KV blocks that share none of them."""
     filler = "x" * (4 * (BLOCKS_PER_BATCH_REQUEST * 16 - BATCH_TOKENS - 30))
     return Load(
-        lambda n: body(f"{n:08} {filler}", model=MODEL, max_tokens=BATCH_TOKENS), band="bronze", tenant="batch"
+        lambda n: body(f"{n:08} {filler}", model=MODEL, max_tokens=BATCH_TOKENS),
+        band="bronze",
+        tenant="batch",
     )
 
 
