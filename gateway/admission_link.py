@@ -72,7 +72,11 @@ class AdmissionLink:
         """Have a request wait; `parker` gets `ADMITTED` when `Waiter.answer` is set."""
         waiter = Waiter(message, pool, parker)
         self._waiters[message.id] = waiter
-        self._send(message)
+        if self._channel is None:
+            # Now and not at the next tick: other workers' requests would pass this one meanwhile.
+            self._connect()
+        else:
+            self._send(message)
         return waiter
 
     def leave(self, waiter: Waiter) -> None:

@@ -132,9 +132,10 @@ def test_bands_are_served_from_the_top_and_each_in_the_order_of_arrival(scene: C
             stage.queue(f"{band} {number}", band=band, max_tokens=1)
     occupant.close()
     wait_until(lambda: stage.engine.stats()["received"] == 17, 10)
-    assert stage.order(16) == [
+    served = stage.order(16)
+    assert served == [
         f"{band} {number}" for band in ("platinum", "gold", "silver", "bronze") for number in range(4)
-    ]
+    ], served
 
 
 @pytest.mark.timeout(120)
