@@ -26,9 +26,19 @@ class Cells:
         return self._bands.leases(0)
 
     @property
+    def share(self) -> int:
+        """What this instance may use of the pool's hard cap."""
+        return self._bands.cap(0)
+
+    @property
     def waiters(self) -> list[int]:
         """Requests that wait, by rank of their band."""
         return self._bands.local_waiters(0)
+
+    @property
+    def remote_waiters(self) -> list[int]:
+        """Requests that wait at other instances, by rank of their band."""
+        return [all_ - own for all_, own in zip(self._bands.waiters(0), self.waiters, strict=True)]
 
     def all_of_it(self) -> dict[str, int]:
         """Return every count; all are 0 once nothing runs and nobody waits."""

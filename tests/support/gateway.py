@@ -186,6 +186,11 @@ class Gateway:
         os.kill(self.pid, signal.SIGKILL)
         self.program.wait()
 
+    def kill_all(self) -> None:
+        """Kill every process of it at once (SIGKILL)."""
+        self._killed = True
+        self.program.kill_session()
+
     def close(self) -> None:
         """Stop it and prove that nothing is left.
 
