@@ -65,6 +65,7 @@ class Attempt:
         "_connection",
         "_deadlines",
         "_has_answered",
+        "_has_pinged",
         "_is_sent",
         "_on_silence",
         "_pool",
@@ -94,12 +95,14 @@ class Attempt:
         self._received = b""  # of the response, while the head is not whole
         self._has_answered = False  # a byte of the response has come
         self._is_sent = False  # the engine has been sent all of the request
+        self._has_pinged = False  # the client has got bytes: no second try
 
     def run(self, head: bytes, body: bytes) -> None:
         """Send the request and read the response head.
 
         A kept connection that turns out to be closed is replaced by a new one, once: the
-        engine cannot have seen the request (TECH section 11).
+        engine cannot have seen the request (TECH section 11). Not after a ping, which is a
+        byte that reached the client, and a sign that the engine had the request for long.
 
         Raises:
             errors.UpstreamUnreachable: no connection, or it broke before a byte came.
@@ -112,8 +115,9 @@ class Attempt:
         if upstream is not None:
             try:
                 self._exchange(upstream, head, body)
-            except _StaleConnection:
-                pass
+            except _StaleConnection as exc:
+                if self._has_pinged:
+                    raise errors.UpstreamUnreachable() from exc
             else:
                 return
         upstream = self._pool.connect(self._deadlines.connect_s)
@@ -247,6 +251,7 @@ class Attempt:
                 if now >= deadline:
                     raise errors.UpstreamTimeout()
                 if now >= ping_at:
+                    self._has_pinged = True
                     self._on_silence()
                     ping_at = now + ping_s
 

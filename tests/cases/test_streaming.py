@@ -6,12 +6,13 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.support.accounts import Ledger, line_of, settled
+from tests.support.accounts import Ledger, line_of, settled, wait_idle
 from tests.support.gateway import Gateway, Gateways, endpoint
 from tests.support.processes import Programs
 from tests.support.raw_client import RawClient, chat
@@ -142,15 +143,46 @@ def without_pings(payload: bytes, mode: str) -> tuple[bytes, int]:
     return re.subn(pattern, b"", payload)
 
 
+@dataclass(frozen=True, slots=True)
+class Pinging:
+    """A gateway that pings its clients, and its engine."""
+
+    mode: str
+    gateway: Gateway
+    engine: RawEngine
+
+
+@pytest.fixture(scope="module", params=["comment", "chunk"])
+def lasting_pinger(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pinging]:
+    """One gateway for all tests of a mode."""
+    folder = tmp_path_factory.mktemp(request.param)
+    programs = Programs(folder)
+    gateways = Gateways(programs, folder)
+    engine = RawEngine()
+    try:
+        yield Pinging(request.param, pinging(gateways, engine, request.param), engine)
+    finally:
+        engine.close()
+        gateways.close()
+        programs.close()
+
+
+@pytest.fixture
+def pinger(lasting_pinger: Pinging) -> Iterator[Pinging]:
+    """A gateway that pings, in each mode; a test must leave nothing under way."""
+    yield lasting_pinger
+    assert not lasting_pinger.engine.drop_unseen()
+    wait_idle(lasting_pinger.gateway)
+
+
 @pytest.mark.parametrize("http10", [False, True])
-@pytest.mark.parametrize("mode", ["comment", "chunk"])
-def test_b07_silent_engine_is_bridged_by_pings(
-    gateway: Gateways, engine: RawEngine, mode: str, http10: bool
-) -> None:
-    running = pinging(gateway, engine, mode)
-    with RawClient(running.url) as client:
-        client.post(chat(), headers={"x-request-id": "life"}, http10=http10)
-        request = engine.next_request()
+def test_b07_silent_engine_is_bridged_by_pings(pinger: Pinging, http10: bool) -> None:
+    mode, request_id = pinger.mode, f"life-{http10}"
+    with RawClient(pinger.gateway.url) as client:
+        client.post(chat(), headers={"x-request-id": request_id}, http10=http10)
+        request = pinger.engine.next_request()
         # While the engine is silent, before its head and behind it, and between two events.
         pings = 0
         for part in (SSE_HEAD, chunk(ONE), chunk(ONE)):
@@ -166,12 +198,11 @@ def test_b07_silent_engine_is_bridged_by_pings(
         # Comments are no events; chunks are, and clients that look at choices[0] can take them.
         data = data_of_events(bytes(client.payload))
         assert len(data) == 3 + (pings if mode == "chunk" else 0)
-    line = settled(running, "life")
+    line = settled(pinger.gateway, request_id)
     assert (line["status"], line["outcome"]) == (200, "ok")
     assert line["ttft_ms"] > 6 * PING_S * 1000  # a ping is no token
 
 
-@pytest.mark.parametrize("mode", ["comment", "chunk"])
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -183,22 +214,22 @@ def test_b07_silent_engine_is_bridged_by_pings(
     ids=["closed", "garbage", "status", "no-stream"],
 )
 def test_b07_error_behind_a_ping_is_an_event(
-    gateway: Gateways, engine: RawEngine, mode: str, answer: bytes, code: str
+    pinger: Pinging, answer: bytes, code: str, request: pytest.FixtureRequest
 ) -> None:
-    running = pinging(gateway, engine, mode)
-    ledger = Ledger(running)
-    with RawClient(running.url) as client:
-        client.post(chat(), headers={"x-request-id": "life"})
-        request = engine.next_request()
+    request_id = "life-" + request.node.callspec.id
+    ledger = Ledger(pinger.gateway)
+    with RawClient(pinger.gateway.url) as client:
+        client.post(chat(), headers={"x-request-id": request_id})
+        asked = pinger.engine.next_request()
         client.read_until(1)
-        request.send(answer)
-        request.close()
-        received, pings = without_pings(client.read_all(), mode)
+        asked.send(answer)
+        asked.close()
+        received, pings = without_pings(client.read_all(), pinger.mode)
         assert pings >= 1
         (data,) = data_of_events(received)
         assert json.loads(data)["error"]["code"] == code
         assert client.is_closed()
-    line = settled(running, "life")
+    line = settled(pinger.gateway, request_id)
     assert (line["status"], line["outcome"], line["retries"]) == (200, code, 0)
     assert ledger.grew("llmgw_upstream_errors_total") == 1
 
@@ -232,11 +263,10 @@ def test_b07_without_pings_a_refusal_is_a_proper_503(stand: Stand) -> None:
     assert stand.settled(call)["status"] == 503
 
 
-def test_b07_answers_that_are_no_stream_get_no_pings(gateway: Gateways, engine: RawEngine) -> None:
-    running = pinging(gateway, engine, "comment")
-    with RawClient(running.url) as client:
+def test_b07_answers_that_are_no_stream_get_no_pings(pinger: Pinging) -> None:
+    with RawClient(pinger.gateway.url) as client:
         client.post(chat(stream=False))
-        request = engine.next_request()
+        request = pinger.engine.next_request()
         time.sleep(PING_S * 3)  # nothing is to happen in this time
         request.send(JSON_HEAD + b"content-length: 2\r\n\r\n{}")
         request.finish()

@@ -198,14 +198,22 @@ def test_two_hundred_idle_connections_are_held_and_every_one_still_serves(gatewa
 
 
 def test_workers_share_the_listener(scene: Scene):
-    clients = [scene.client() for _ in range(60)]
-    try:
-        for client in clients:
+    clients: list[WireClient] = []
+    held: Counter[int] = Counter()
+
+    def is_shared() -> bool:
+        # In batches: a worker that the kernel keeps waiting for a moment may lose one of them altogether.
+        batch = [scene.client() for _ in range(20)]
+        clients.extend(batch)
+        for client in batch:
             assert client.ask(chat()).status == 200
-        held = Counter(worker.pid for worker, _ in accepted(scene.gateway))
-        assert sum(held.values()) == 60
-        assert len(held) == 2
-        assert min(held.values()) >= 6, held
+        held.clear()
+        held.update(worker.pid for worker, _ in accepted(scene.gateway))
+        assert sum(held.values()) == len(clients)
+        return len(held) == 2 and min(held.values()) >= len(clients) / 10
+
+    try:
+        wait_until(is_shared, 10, lambda: str(held))
     finally:
         for client in clients:
             client.close()

@@ -36,7 +36,7 @@ def test_a_child_that_outlives_its_program_is_found_and_ended(tmp_path: Path) ->
     assert program.wait() == 0
     with pytest.raises(AssertionError, match="no process left of"):
         programs.close(children_timeout=0.1)
-    assert session_processes(program.pid) == []
+    wait_until(lambda: not session_processes(program.pid), 5, "its child to be dead")
 
 
 def test_a_program_that_ignores_its_end_is_killed_and_reported(tmp_path: Path) -> None:
