@@ -1,4 +1,4 @@
-"""What is learned of an engine: how many requests it runs at a time, and what one of them costs in KV cache."""
+"""What is learned of an engine: how many requests it runs at a time, and what one costs in KV cache."""
 
 import pytest
 
