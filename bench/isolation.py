@@ -1,4 +1,4 @@
-"""Whether platinum requests notice 500 bronze ones that never stop, by their time to first token; with budgets.
+"""Whether platinum requests notice 500 bronze ones that never stop, by time to first token; with budgets.
 
     python -m bench.isolation [--rounds 5] [--clients 500] [--samples 400]
 

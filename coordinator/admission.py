@@ -308,7 +308,7 @@ class AdmissionServer:
         self._somebody_waits.set()
 
     def _place(self, lane: _Lane, key: int, band: int) -> int:
-        """Return the place that a request is told; in a long queue without regard to whose turns come first."""
+        """Return the place that a request is told; in a long queue without regard to whose turns come."""
         place = lane.queue.place(key) if len(lane.queue) <= EXACT_PLACES else None
         return place or sum(lane.queue.depths()[: band + 1])
 

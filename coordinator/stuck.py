@@ -1,4 +1,4 @@
-"""Watches for endpoints that are stuck and takes them out of the choice: shell of coordinator.core.watchdog."""
+"""Watches for stuck endpoints and takes them out of the choice: shell of coordinator.core.watchdog."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The hard cap of a pool: exact under any number of workers, whoever leaves or is killed.
 
-What counts as running at the engine: a request from the moment it is read to its answer's end or to the moment
-at which the engine notices that its connection is closed. So a lease given back too early would show.
+What counts as running at the engine: a request from the moment it is read to its answer's end or to the
+moment at which the engine notices that its connection is closed. So a lease given back too early would show.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def engine(programs: Programs) -> SimEngine:
 
 @pytest.fixture
 def capped(programs: Programs, gateway: Gateways, engine: SimEngine) -> Gateway:
-    """Eight workers before an engine that may have 16 requests, and a model beside it that may have any number."""
+    """Eight workers before an engine that may have 16 requests, and a model beside it without a cap."""
     admission = {"queue_ttl": "60s", "assumed_batch_capacity": 1000}
     return gateway(
         config_for(

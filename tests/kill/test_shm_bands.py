@@ -1,4 +1,4 @@
-"""Admission's cells of killed processes: owners live short lives and are killed anywhere, while others reap."""
+"""Admission's cells of killed processes: owners live short lives, are killed anywhere, others reap."""
 
 from __future__ import annotations
 

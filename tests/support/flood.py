@@ -1,4 +1,4 @@
-"""Clients that ask again as soon as they have an answer, many in one thread, and the time each first token took.
+"""Clients that ask again as soon as they have an answer, many in one thread, timing each first token.
 
 One epoll loop for all; of an answer only its first event and its end are looked for, so that a flood costs
 little beside what it floods. Connections are kept.

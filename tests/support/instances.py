@@ -144,7 +144,7 @@ class Pair:
         return f"shares {self.shares()} cells {cells} engine {stats['running']} of {stats['received']}"
 
     def assert_all_usable_from(self, instance: Instance) -> None:
-        """Assert that the whole cap is to be had through one instance alone, and no more; nothing runs yet."""
+        """Assert that one instance alone can have the whole cap, and no more; nothing runs yet."""
         assert self.cap is not None
         storm = Storm([instance.url], random.Random(1), leaving=0.0)
         try:
