@@ -13,6 +13,10 @@ whichever messages are lost, late or repeated. It rests on the order of steps:
       `PoolShare.accept`
     - no answer: nothing changes here. Without Redis everyone keeps what is in force, and nobody gets more.
 
+Leases as they are read may be more than what runs: a worker writes one down before it knows whether there is
+room, and takes it back if not. So what is stated of them is not ours to use: only what the ledger grants on
+top is, since then it has found the sum to be below the cap.
+
 `plan_shares` decides who should have what. It needs no agreement: instances that see different figures plan
 differently for a moment, and the ledger still refuses what is not free.
 
@@ -27,6 +31,7 @@ Rules of the plan:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -130,13 +135,16 @@ class PoolShare:
             store be seen by all before it reads the leases for `state`.
     """
 
-    __slots__ = ("_target", "cap", "in_force")
+    __slots__ = ("_floor", "_most", "_target", "cap", "in_force")
 
     def __init__(self, cap: int, in_force: int = 0) -> None:
         """Start with what the workers see already (a coordinator that comes back), else with nothing."""
         self.cap = cap
         self.in_force = min(in_force, cap)
         self._target = self.in_force
+        # Of the last statement; and what surely runs at most: of a predecessor's leases nothing is known.
+        self._floor = self.in_force
+        self._most: float = math.inf
 
     def aim(self, target: int) -> None:
         """Take over a plan: lower what is in force at once; what is more is asked for with `state`."""
@@ -147,11 +155,14 @@ class PoolShare:
         """Return what to tell the ledger.
 
         Args:
-            leases: read after `in_force` was published; those above it are still to end.
+            leases: read after `in_force` was published; those above it are still to end, or are tries.
         """
-        floor = max(self.in_force, leases)
+        floor = int(max(self.in_force, min(leases, self._most)))
+        self._floor = self._most = floor
         return Statement(floor, max(self._target, floor), self.cap)
 
     def accept(self, held: int) -> None:
         """Take over the answer to the last `state`; one to an earlier statement must not come here."""
-        self.in_force = max(self.in_force, min(held, self._target))
+        if held > self._floor:
+            self.in_force = max(self.in_force, min(held, self._target))
+            self._most = max(self._floor, self.in_force)
