@@ -69,9 +69,11 @@ def test_the_engine_never_sees_more_than_the_cap_through_two_instances(
         storm.turn()
         seen_shares.add(stage.shares())
     print(storm.statuses, "left", storm.left, "cut", storm.cut, stage.engine.stats()["max_running_seen"])
-    print("shares", sorted(seen_shares))
+    print(f"{len(seen_shares)} ways to share")
 
-    assert stage.engine.stats()["max_running_seen"] == CAP, "fewer: no storm; more: the cap does not hold"
+    # Shares on their way are nobody's, so that all of the cap need not have been in use at once.
+    assert CAP / 2 < stage.engine.stats()["max_running_seen"] <= CAP
+    assert len(seen_shares) > 10, "shares have to move"
     assert max(map(sum, seen_shares)) <= CAP
     assert set(storm.statuses) == {200}
     assert storm.answered > REQUESTS / 2
@@ -91,11 +93,14 @@ def test_a_killed_instance_gives_its_share_back_within_three_seconds(
     here = Storm([stage.one.url], random.Random(1), leaving=0.0)
     there = Storm([stage.other.url], random.Random(2), leaving=0.0)
     storms += [here, there]
+    for number in range(CAP):
+        there.open(body(f"{number:08} there", model=MODEL, max_tokens=10_000))
+    wait_until(lambda: stage.engine.stats()["running"] >= CAP // 2, 10, stage.counts)
     for number in range(2 * CAP):
         here.open(body(f"{number:08} here", model=MODEL, max_tokens=10_000))
-        there.open(body(f"{number:08} there", model=MODEL, max_tokens=10_000))
     wait_until(lambda: stage.engine.stats()["running"] == CAP, 10, stage.counts)
-    wait_until(lambda: stage.other.cells.leases > 0 and stage.one.cells.share < CAP, 5, stage.counts)
+    assert stage.other.cells.leases >= CAP // 2
+    assert stage.one.cells.share <= CAP // 2
 
     killed_at = time.monotonic()
     stage.other.gateway.kill_all()

@@ -70,16 +70,21 @@ class Flood:
     """All clients of one test."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._address = (parts.hostname or "", parts.port or 80)
+        self._url = url
         self._poll = select.epoll()
         self._clients: dict[int, _Client] = {}
         self._of_load: dict[int, list[_Client]] = {}
 
-    def add(self, load: Load, clients: int) -> None:
-        """Open connections that ask from now on, one request at a time each."""
+    def add(self, load: Load, clients: int, url: str | None = None) -> None:
+        """Open connections that ask from now on, one request at a time each.
+
+        Args:
+            url: of another gateway than the one all else goes to.
+        """
+        parts = urlsplit(url or self._url)
         for _ in range(clients):
-            client = _Client(socket.create_connection(self._address, timeout=20), load)
+            sock = socket.create_connection((parts.hostname or "", parts.port or 80), timeout=20)
+            client = _Client(sock, load)
             self._clients[client.sock.fileno()] = client
             self._of_load.setdefault(id(load), []).append(client)
             self._poll.register(client.sock, select.EPOLLIN)

@@ -122,11 +122,23 @@ class Pair:
         self.both = (self.one, self.other)
 
     def shares(self) -> tuple[int, int]:
-        return self.one.cells.share, self.other.cells.share
+        """Return what each may use of the cap at one moment, if this process is not held up thrice."""
+        one, other = self.one.cells, self.other.cells
+        for _ in range(20):
+            before = one.share, other.share
+            after = one.share, other.share
+            if before == after:
+                break
+        return after
 
     def wait_dealt(self, timeout: float = 10.0) -> None:
-        """Wait until the whole cap is dealt."""
-        wait_until(lambda: sum(self.shares()) == self.cap, timeout, lambda: f"shares {self.shares()}")
+        """Wait until the whole cap is dealt, with something for each that has more than one to share."""
+        least = 1 if self.cap and self.cap > 1 else 0
+        wait_until(
+            lambda: sum(shares := self.shares()) == self.cap and min(shares) >= least,
+            timeout,
+            lambda: f"shares {self.shares()}",
+        )
         self.wait_acquainted(timeout)
 
     def wait_acquainted(self, timeout: float = 10.0) -> None:

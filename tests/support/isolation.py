@@ -100,12 +100,14 @@ def measure(
     batch_clients: int,
     samples: int,
     flooded_samples: int | None = None,
+    flood_through: Gateway | None = None,
     height: Callable[[], int],
 ) -> Isolation:
     """Measure idle, then flooded.
 
     Args:
         samples: interactive requests in each phase, `flooded_samples` in the second one if given.
+        flood_through: another instance that the batch requests go through.
         height: batch requests that wait, wherever; phase two begins when most do.
     """
     flood = Flood(gateway.url)
@@ -119,7 +121,7 @@ def measure(
         flood.run(lambda: len(idle.ttfts) >= samples, 120, "idle answers")
         flood.remove(idle)
         batch = batch_load()
-        flood.add(batch, batch_clients)
+        flood.add(batch, batch_clients, flood_through.url if flood_through else None)
         enough = (batch_clients - SEQUENCES) * 3 // 4
         flood.run(lambda: height() >= enough, 60, "the flood at its height")
         flood.run_for(SETTLE_S)
