@@ -1,4 +1,4 @@
-"""Several instances as clients see them: bands and tenants count for all together, floods stay where they are."""
+"""Several instances as clients see them: bands and tenants count for all together; a flood stays at its own."""
 
 from __future__ import annotations
 
