@@ -1,4 +1,4 @@
-"""Several instances as clients see them: bands and tenants count for all together; a flood stays at its own."""
+"""Several instances as clients see them: bands and tenants count for all together."""
 
 from __future__ import annotations
 
