@@ -125,6 +125,7 @@ def test_every_line_of_the_readme_works_as_written(newcomer: Newcomer) -> None:
     assert newcomer.line("bin/llmgw-gateway --config FILE") == "bin/llmgw-gateway --config FILE"
     gateway = newcomer.start(newcomer.line("bin/llmgw-gateway --config conf/"))
     gateway.wait_for_output('"worker_serving"', 60)
+    gateway.wait_for_output('"endpoint_state_changed"', 60)  # by now workers know where the model is
 
     streamed = newcomer.run(newcomer.line("curl") + " --silent --show-error --fail")
     assert streamed.count("data: {") > 1
@@ -138,5 +139,14 @@ def test_every_line_of_the_readme_works_as_written(newcomer: Newcomer) -> None:
     newcomer.run(newcomer.line("kill -TERM PID").replace("PID", str(gateway.pid)))
     assert gateway.wait() == 0
     wait_until(lambda: not gateway.processes(), 5, "no process left")
+
+    listen = f"127.0.0.1:{free_port()}"
+    plain = newcomer.line("GATEWAY_UPSTREAM_URL=")
+    plain = plain.replace("http://vllm:8000", f"http://127.0.0.1:{newcomer.ports['9001']}")
+    started = newcomer.start(f"env GATEWAY_LISTEN={listen} LLMGW_ADMIN_LISTEN=127.0.0.1:0 {plain}")
+    started.wait_for_output('"worker_serving"', 60)
+    assert '"ok":true' in newcomer.run(f"curl --silent --show-error --fail http://{listen}/healthz")
+    newcomer.run(f"kill -TERM {started.pid}")
+    assert started.wait() == 0
 
     assert sorted(newcomer.typed) == sorted(commands()), "the README has lines that nobody tried"

@@ -110,6 +110,8 @@ def test_two_hundred_clients_that_leave_at_any_moment_free_slots_and_blocks_with
     running = gateway(
         [endpoint(f"e{n}", engine.url, model=MODEL) for n, engine in enumerate(engines)],
         workers=2,
+        # Requests have to queue at the engines, which is what admission prevents.
+        router={"admission": {"enabled": False}},
     )
     swarm = Swarm(running.url)
     swarms.append(swarm)
