@@ -72,7 +72,7 @@ def llmgw(workers: int) -> Target:
 
     def start(site: Site) -> list[str]:
         endpoints = "\n".join(
-            f"  - {{id: engine-{number}, model: {MODEL}, url: {url}, engine: vllm}}"
+            f"  - {{id: engine-{number}, model: {MODEL}, url: {url}, engine: vllm, batch_capacity: 4096}}"
             for number, url in enumerate(site.urls, 1)
         )
         config = site.folder / "llmgw.yaml"

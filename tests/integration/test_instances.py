@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,31 +49,6 @@ def test_a_higher_band_at_one_instance_runs_before_a_lower_one_at_the_other(pair
     wait_until(lambda: stage.engine.stats()["received"] - before == 16, 15, stage.counts)
     order = [text.split()[0] for text in stage.order(16)]
     assert order == ["platinum"] * 8 + ["bronze"] * 8
-
-
-@pytest.mark.timeout(90)
-def test_the_same_without_a_cap_where_the_engine_is_full(pair: PairMaker) -> None:
-    stage = pair(
-        cap=None,
-        engine=("--max-num-seqs", "4", "--ttft-ms", "8", "--itl-ms", "20"),
-        endpoint_keys={"batch_capacity": 4},
-        target_waiting_per_replica=2,
-    )
-    occupants = [
-        stage.ask(stage.other, "occupies", band="platinum", tenant="o", max_tokens=100_000) for _ in range(6)
-    ]
-    wait_until(lambda: stage.engine.stats()["waiting"] == 2, 10, stage.counts)
-    for number in range(8):
-        stage.queue(stage.other, f"bronze {number}", band="bronze", max_tokens=4)
-    for number in range(8):
-        stage.queue(stage.one, f"gold {number}", band="gold", max_tokens=4)
-    wait_until(lambda: stage.other.cells.remote_waiters[GOLD] == 8, 2, stage.counts)
-    before = stage.engine.stats()["received"]
-    for occupant in occupants:
-        occupant.close()
-    wait_until(lambda: stage.engine.stats()["received"] - before == 16, 15, stage.counts)
-    order = [text.split()[0] for text in stage.order(16)]
-    assert order == ["gold"] * 8 + ["bronze"] * 8
 
 
 @pytest.mark.timeout(90)
@@ -131,18 +105,3 @@ def test_platinum_at_one_instance_does_not_notice_a_flood_of_bronze_at_the_other
             if seen[-1] <= 1.5:
                 return
     raise AssertionError(f"p99 under the flood over p99 of idle: {seen}")
-
-
-@pytest.mark.timeout(60)
-def test_readyz_tells_that_redis_is_away_and_stays_ready(pair: PairMaker) -> None:
-    stage = pair()
-
-    def ready() -> tuple[int, object]:
-        status, data = stage.one.gateway.get("/readyz")
-        return status, json.loads(data)
-
-    assert ready() == (200, {"ready": True, "reason": None, "redis": "up"})
-    stage.redis.kill()
-    wait_until(lambda: ready() == (200, {"ready": True, "reason": None, "redis": "away"}), 5)
-    stage.redis.start()
-    wait_until(lambda: ready() == (200, {"ready": True, "reason": None, "redis": "up"}), 5)
