@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,12 @@ from tests.support.stand import Stand, open_stand
 
 
 def pytest_configure() -> None:
-    """Undo what a shell does to jobs in its background: programs started by tests must know Ctrl-C."""
+    """Have programs that tests start see the same surroundings, however the tests were started."""
+    # A shell has jobs in its background ignore Ctrl-C, and what they start as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # readline, once imported, tells a size in the name of every terminal.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture
