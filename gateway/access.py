@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from conf.log import AccessLine, AccessLog, milliseconds
+from conf.lines import AccessLine
+from conf.log import AccessLog, milliseconds
 from gateway.exchange import Exchange
 from shm import definitions
 from shm.metrics import Counter, Histogram, MetricsRow

@@ -27,12 +27,13 @@ from gevent import get_hub
 from gunicorn.config import Config as GunicornConfig
 from gunicorn.http import errors as gunicorn_errors
 from gunicorn.http.message import Request as GunicornRequest
-from gunicorn.http.unreader import IterUnreader, Unreader
+from gunicorn.http.unreader import IterUnreader
 
 from conf.schema import ClientTimeouts
 from gateway.channel import CLIENT_GONE, DRAIN, READABLE, TIMEOUT, WRITABLE, Channel, Parker
 from gateway.core import errors
 from gateway.turns import Turns, breathe
+from gateway.unreader import SourceUnreader
 
 FOREVER = float("inf")
 LINGER_S = 5.0
@@ -80,25 +81,6 @@ class RequestHead:
     gunicorn_request: GunicornRequest | None = field(default=None, repr=False)
 
 
-class _ChannelUnreader(Unreader):
-    """gunicorn's source of bytes, fed from our buffer and channel.
-
-    Attributes:
-        pause_s: longest wait for the next bytes; None while the deadline is another's.
-    """
-
-    def __init__(self, connection: ClientConnection, head: bytes) -> None:
-        super().__init__()
-        self.pause_s: float | None = None
-        self._connection = connection
-        self.buf.write(head)
-
-    def chunk(self, size_hint: int | None = None) -> bytes:
-        if self.pause_s is not None:
-            self._connection.deadline = time.monotonic() + self.pause_s
-        return self._connection.read_some()
-
-
 class ClientConnection:
     """One accepted connection; owned by the greenlet that serves it.
 
@@ -137,7 +119,7 @@ class ClientConnection:
     def __init__(
         self,
         channel: Channel,
-        address: tuple[str, int],
+        address: tuple[Any, ...],
         timeouts: ClientTimeouts,
         max_body_bytes: int,
         gunicorn_config: GunicornConfig,
@@ -293,7 +275,7 @@ class ClientConnection:
         return default
 
     def _read_head_carefully(self, data: bytes) -> RequestHead:
-        unreader = _ChannelUnreader(self, data)
+        unreader = SourceUnreader(self, data)
         try:
             request = GunicornRequest(self._gunicorn_config, unreader, self.address, self.requests + 1)
         except (gunicorn_errors.NoMoreData, StopIteration) as exc:

@@ -18,7 +18,8 @@ from typing import Final
 
 import msgspec
 
-from conf.log import PlainLine, milliseconds
+from conf.lines import PlainLine
+from conf.log import milliseconds
 from conf.plain import BACKGROUND, DEFAULT, INTERACTIVE, SYNTHESIS
 from gateway.access import Accountant, header_text
 from gateway.attempt import Attempt
@@ -27,6 +28,7 @@ from gateway.core import body as request_body
 from gateway.core import errors
 from gateway.core.body import RequestBody
 from gateway.core.framing import FramingKind
+from gateway.core.shapes import decode_peek
 from gateway.core.sse import SseRelay
 from gateway.core.usage import Usage, UsageTap
 from gateway.dispatch import EVENT_STREAM, Dispatcher, Failed, Run
@@ -129,16 +131,6 @@ class _PlainRun(Run):
         """Tokens are not counted in this mode."""
 
 
-class _Peek(msgspec.Struct):
-    """What the log wants of a body; undecoded."""
-
-    model: msgspec.Raw = msgspec.Raw()
-    stream: msgspec.Raw = msgspec.Raw()
-
-
-_decode_peek = msgspec.json.Decoder(_Peek).decode
-
-
 def _peek(raw: bytes) -> RequestBody:
     """Read model and stream, if the body is JSON that has them; anything else is as good."""
     try:
@@ -146,7 +138,7 @@ def _peek(raw: bytes) -> RequestBody:
     except errors.ApiError:
         pass
     try:
-        return request_body.unnamed(bytes(_decode_peek(raw).stream))
+        return request_body.unnamed(bytes(decode_peek(raw).stream))
     except (msgspec.MsgspecError, RecursionError):
         return request_body.unnamed()
 

@@ -195,11 +195,11 @@ class Relay:
         if self._head and self.end is None:
             self._push(b"")
         try:
-            if self.end is None:
+            if self._is_running():
                 self._schedule(self._last_at)
                 if not self._backlog and self._finish_with is None:
                     self._engine.start_reading(self._on_engine_readable)
-                while self.end is None:
+                while self._is_running():
                     connection.parker.park()
         finally:
             connection.unwatch()
@@ -209,6 +209,10 @@ class Relay:
             self._engine.stop_reading()
         assert self.end is not None
         return self.end
+
+    def _is_running(self) -> bool:
+        # Asked, not read, around a park: mypyc would take an attribute that was None for None ever after.
+        return self.end is None
 
     # The engine's side. These run in the hub; no switch.
 

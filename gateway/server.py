@@ -104,7 +104,7 @@ class HttpServer:
         """Connections with a request under way."""
         return sum(not connection.idle for connection in self._sweep.connections)
 
-    def handle(self, accepted: socket.socket, address: tuple[str, int]) -> None:
+    def handle(self, accepted: socket.socket, address: tuple[Any, ...]) -> None:
         """Serve one connection until it closes; the top of its greenlet."""
         sock = plain_socket(accepted.detach())
         connection = None

@@ -28,6 +28,7 @@ import orjson
 from msgspec import Raw
 
 from gateway.core.errors import BadField, BadJson
+from gateway.core.shapes import RequestShape, decode_members, decode_request, decode_stream_options
 
 BYTES_PER_TOKEN: Final = 4
 IMAGE_TOKENS: Final = 1000
@@ -57,36 +58,6 @@ _SHORTCUT_MAX_BYTES: Final = 8 * 1024
 """Above this the three searches of the shortcut cost more than msgspec's one pass (bench/micro_core.py)."""
 
 
-class _Wire(msgspec.Struct):
-    """The members of a request that are looked at; all but one undecoded."""
-
-    model: str
-    stream: Raw = Raw()
-    stream_options: Raw = Raw()
-    messages: Raw = Raw()
-    prompt: Raw = Raw()
-    input: Raw = Raw()
-    tools: Raw = Raw()
-    system: Raw = Raw()
-    instructions: Raw = Raw()
-    query: Raw = Raw()
-    documents: Raw = Raw()
-    max_tokens: Raw = Raw()
-    max_completion_tokens: Raw = Raw()
-    max_output_tokens: Raw = Raw()
-    n: Raw = Raw()
-    user: Raw = Raw()
-    prompt_cache_key: Raw = Raw()
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: Raw = Raw()
-
-
-_decode_wire = msgspec.json.Decoder(_Wire).decode
-_decode_stream_options = msgspec.json.Decoder(_StreamOptions).decode
-_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-
 _TRUE: Final = frozenset(
     (
         b"true",
@@ -110,7 +81,7 @@ class RequestBody:
 
     __slots__ = ("_wire", "has_stream_options", "include_usage", "model", "stream")
 
-    def __init__(self, wire: _Wire) -> None:
+    def __init__(self, wire: RequestShape) -> None:
         self.model = wire.model
         self.stream = bytes(wire.stream) in _TRUE
         self.include_usage = False
@@ -118,7 +89,7 @@ class RequestBody:
         self.has_stream_options = bool(options)
         if options[:1] == b"{":
             with suppress(msgspec.MsgspecError):
-                self.include_usage = bytes(_decode_stream_options(options).include_usage) in _TRUE
+                self.include_usage = bytes(decode_stream_options(options).include_usage) in _TRUE
         self._wire = wire
 
     def __repr__(self) -> str:
@@ -179,11 +150,11 @@ def read_request(body: bytes) -> RequestBody:
             raise BadJson(exc.start, "it is not UTF-8") from None
     try:
         try:
-            wire = _decode_wire(body)
+            wire = decode_request(body)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            wire = _decode_wire(_without_lone_surrogates(body))
+            wire = decode_request(_without_lone_surrogates(body))
     except msgspec.ValidationError as exc:
         raise _bad_field(str(exc)) from None
     except msgspec.DecodeError as exc:
@@ -201,7 +172,7 @@ def unnamed(stream: bytes = b"") -> RequestBody:
     Args:
         stream: its member `stream` as it is written.
     """
-    return RequestBody(_Wire(model="", stream=Raw(stream)))
+    return RequestBody(RequestShape(model="", stream=Raw(stream)))
 
 
 def _bad_field(problem: str) -> BadField:
@@ -326,10 +297,10 @@ def _members(buffer: bytes) -> Iterator[tuple[str, int, int]]:
         return
     readable = buffer
     try:
-        values = _decode_members(buffer)
+        values = decode_members(buffer)
     except msgspec.DecodeError:
         readable = _without_lone_surrogates(buffer)
-        values = _decode_members(readable)
+        values = decode_members(readable)
     at = opened.end()
     while True:
         key = _match_key(readable, at)

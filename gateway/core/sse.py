@@ -23,10 +23,10 @@ from typing import Final
 
 import msgspec
 import orjson
-from msgspec import Raw
 
 from conf.errors import LlmgwError
 from gateway.core.body import find_member
+from gateway.core.shapes import decode_event
 from gateway.core.usage import Usage, usage_of
 
 MAX_EVENT_BYTES: Final = 64 * 2**20
@@ -51,17 +51,6 @@ _key_before = re.compile(rb'"model"[ \t]*:[ \t]*\Z').search
 
 class EventTooLarge(LlmgwError):
     """An event is longer than the limit; the stream has to be broken off."""
-
-
-class _Event(msgspec.Struct):
-    """What is looked at in the data of an event that may be the usage chunk, or an error."""
-
-    choices: list[Raw] | None = None
-    usage: Raw = Raw()
-    error: Raw = Raw()
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class SseRelay:
@@ -369,7 +358,7 @@ def _from_the_end(events: bytes) -> Iterator[bytes]:
 
 def _is_usage_chunk(event: bytes) -> bool:
     try:
-        chunk = _decode_event(_data_in_place(event))
+        chunk = decode_event(_data_in_place(event))
     except (msgspec.MsgspecError, RecursionError):
         return False
     return chunk.choices == [] and bytes(chunk.usage)[:1] == b"{"
@@ -385,7 +374,7 @@ def _is_error(event: bytes) -> bool:
     if b'"error"' not in event:
         return False
     try:
-        error = bytes(_decode_event(_data_in_place(event)).error)
+        error = bytes(decode_event(_data_in_place(event)).error)
     except (msgspec.MsgspecError, RecursionError):
         return False
     return error not in (b"", b"null")

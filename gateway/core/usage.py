@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gateway.core.shapes import UsageShape, decode_response, decode_usage
+
 WHOLE_BODY_BYTES = 64 * 1024
 """Up to this size a body is parsed as it is; of a longer one only the last so many bytes are looked at."""
 
@@ -50,41 +52,6 @@ class Usage:
         )
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class UsageObject(msgspec.Struct):
-    """The member `usage` in all spellings."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-
-    def counts(self) -> Usage:
-        """Return the counts under their common names."""
-        details = self.prompt_tokens_details or self.input_tokens_details
-        return Usage(
-            self.input_tokens if self.prompt_tokens is None else self.prompt_tokens,
-            self.output_tokens if self.completion_tokens is None else self.completion_tokens,
-            self.cache_read_input_tokens if details is None else details.cached_tokens,
-        )
-
-
-class _Body(msgspec.Struct):
-    usage: UsageObject | None = None
-    response: msgspec.Raw = msgspec.Raw()
-    message: msgspec.Raw = msgspec.Raw()
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
-_decode_usage = msgspec.json.Decoder(UsageObject).decode
-
-
 def usage_of(data: bytes) -> Usage | None:
     """Read the usage of a response object or of an event's data.
 
@@ -95,15 +62,15 @@ def usage_of(data: bytes) -> Usage | None:
         None when there is none, it is null, or it cannot be understood.
     """
     try:
-        body = _decode_body(data)
+        body = decode_response(data)
         usage = body.usage
         if usage is None:
             inner = bytes(body.response) or bytes(body.message)
             if b'"usage"' in inner:
-                usage = _decode_body(inner).usage
+                usage = decode_response(inner).usage
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return None if usage is None else usage.counts()
+    return None if usage is None else _counts(usage)
 
 
 class UsageTap:
@@ -167,7 +134,17 @@ def _usage_at(data: bytes, start: int) -> Usage | None:
         depth += 1 if brace[0] == b"{" else -1
         if depth == 0:
             try:
-                return _decode_usage(data[start : brace.end()]).counts()
+                return _counts(decode_usage(data[start : brace.end()]))
             except msgspec.MsgspecError:
                 return None
     return None
+
+
+def _counts(usage: UsageShape) -> Usage:
+    """Return the counts under their common names."""
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    return Usage(
+        usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens,
+        usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens,
+        usage.cache_read_input_tokens if details is None else details.cached_tokens,
+    )

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conf.log import AccessLine, AccessLog, HumanFormatter, JsonFormatter, Timestamps, milliseconds, setup
+from conf.lines import AccessLine
+from conf.log import AccessLog, HumanFormatter, JsonFormatter, Timestamps, milliseconds, setup
 from conf.schema import Log
 
 NOW = 1796022725.0424  # 2026-11-30T07:12:05.042Z

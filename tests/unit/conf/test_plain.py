@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError
+from conf.lines import PlainLine
 from conf.load import load
-from conf.log import PlainLine, PlainLog
+from conf.log import PlainLog
 from conf.schema import Config, Log
 
 UPSTREAM = {"GATEWAY_UPSTREAM_URL": "http://engine:8000"}
