@@ -1,7 +1,7 @@
 # `make help` lists what there is. Everything sets up .venv by itself; a second time that costs nothing.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup engines test check check-unit lint test-long demo bench docs wheel clean
+.PHONY: help setup compile engines test check check-unit lint test-long demo bench docs wheel clean
 
 PY := .venv/bin/python
 ENGINE ?= llamacpp
@@ -16,9 +16,15 @@ help:  ## this list
 setup:  ## make .venv with everything that is needed
 	@bin/setup
 
+compile: setup  ## the request path as extension modules, until a source changes: less CPU, never needed
+	@$(PY) -m bin.compiled
+
 test: check  ## everything a change must pass: format, lint, types, imports, all tests
 
 check: lint engines  ## the same as `make test`
+	@$(PY) -m bin.compiled --optional
+	@echo "== tests of what is compiled, in that form"
+	@$(PY) -m pytest -q -n $(JOBS) -o pythonpath="$$($(PY) -m bin.compiled.form) ." tests/unit/gateway tests/unit/shm tests/property
 	@echo "== tests"
 	@$(PY) -m pytest -m "not long" -n $(JOBS) --dist loadfile $(ARGS)
 
@@ -32,6 +38,7 @@ check-unit: setup  ## the inner loop: unit tests alone
 	@$(PY) -m pytest -q -x tests/unit $(ARGS)
 
 test-long: setup  ## the tests that take minutes
+	@$(PY) -m bin.compiled --optional
 	@$(PY) -m bin.engines llamacpp vllm
 	@$(PY) -m pytest -m long $(ARGS)
 
@@ -39,9 +46,11 @@ engines: setup  ## llama.cpp with a tiny and a small real model, into .cache (0.
 	@$(PY) -m bin.engines llamacpp gemma
 
 demo: setup  ## a gateway in front of a real model (ENGINE=llamacpp) or of simulated engines (ENGINE=sim)
+	@$(PY) -m bin.compiled || true
 	@exec $(PY) -m bin.engines.demo --engine $(ENGINE) $(ARGS)
 
 bench: setup  ## what a request and an event cost
+	@$(PY) -m bin.compiled || true
 	@$(PY) -m bench.run $(ARGS)
 
 docs: setup  ## make the generated pages of docs/ anew

@@ -56,7 +56,10 @@ def _run(program: Path, options: argparse.Namespace) -> int:
     if unknown := [name for name in names if name not in SCENARIOS]:
         print(f"bench: no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
-    chosen = [targets.direct(), *map(targets.llmgw, options.workers), *targets.peers(options.peers)]
+    chosen = [targets.direct(), *map(targets.llmgw, options.workers)]
+    if options.python:
+        chosen += [targets.llmgw(workers, as_python=True) for workers in options.workers]
+    chosen += targets.peers(options.peers)
     if options.targets:
         chosen = [target for target in chosen if target.name in options.targets.split(",")]
     print("Targets: " + "; ".join(f"{target.name} ({target.notes})" for target in chosen), flush=True)
@@ -95,6 +98,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         default=[1, 2],
         metavar="1,2",
         help="measure our gateway with so many workers each",
+    )
+    parser.add_argument(
+        "--python", action="store_true", help="beside the compiled form, measure that as Python"
     )
     parser.add_argument("--rounds", type=int, help="default 3")
     parser.add_argument("--quick", action="store_true", help="one round of shorter runs")

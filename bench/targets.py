@@ -6,11 +6,14 @@ Versions and settings of the others: bench/README.md.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from bin.compiled.form import VARIABLE, choose
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sim"
@@ -67,8 +70,12 @@ def direct() -> Target:
     return Target("direct", "no gateway, clients take the engines in turn", None)
 
 
-def llmgw(workers: int) -> Target:
-    """Our gateway with `workers` workers: routing, metrics and request log on, the log into a file."""
+def llmgw(workers: int, *, as_python: bool = False) -> Target:
+    """Our gateway with `workers` workers: routing, metrics and request log on, the log into a file.
+
+    Args:
+        as_python: not the compiled form, though there may be one.
+    """
 
     def start(site: Site) -> list[str]:
         endpoints = "\n".join(
@@ -89,8 +96,11 @@ def llmgw(workers: int) -> Target:
         )
         return [sys.executable, str(ROOT / "bin" / "llmgw-gateway"), "--config", str(config)]
 
-    notes = f"{workers} worker{'s' * (workers > 1)}, auth off, request log to a file, metrics on"
-    return Target(f"llmgw-{workers}w", notes, start, health="/readyz")
+    is_compiled = not as_python and choose(ROOT, os.environ) != ROOT
+    form = "compiled" if is_compiled else "as Python"
+    notes = f"{form}, {workers} worker{'s' * (workers > 1)}, auth off, request log to a file, metrics on"
+    name = f"llmgw-{workers}w{'-python' * as_python}"
+    return Target(name, notes, start, health="/readyz", environment={VARIABLE: "" if is_compiled else "0"})
 
 
 def nginx() -> Target:

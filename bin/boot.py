@@ -6,6 +6,7 @@ Rules:
       on `sys.path`: this file's own folder in a wheel, where the rooms lie inside the package `llmgw`, and
       its parent in a checkout. First, so that a foreign `agent` or `conf` never takes their place.
     - A Python without our packages is replaced by the checkout's `.venv`, if there is one.
+    - A checkout whose sources were compiled as they are now runs from that copy; see `bin/compiled/form.py`.
 
 Children are started through it as well: `sys.executable boot.py coordinator ...`.
 """
@@ -62,7 +63,12 @@ def run(program: str, argv: list[str]) -> int:
     _require_packages(root)
     here = str(Path(__file__).resolve().parent)
     # The script's folder comes first by default; in a checkout that is bin/, which holds no room.
-    sys.path[:] = [str(root), *(entry for entry in sys.path if entry not in (here, str(root)))]
+    others = [entry for entry in sys.path if entry not in (here, str(root))]
+    sys.path[:] = [str(root), *others]
+    if (root / "bin" / "compiled").is_dir():  # not in a wheel
+        from bin.compiled.form import choose
+
+        sys.path[:] = [str(choose(root, os.environ)), *others]
     main: Callable[[list[str]], int] = importlib.import_module(MAIN_MODULES[program]).main
     return main(argv)
 

@@ -19,6 +19,8 @@ from conf.tree import Mapping, Node, Origin, Scalar, Sequence, read_yaml
 PREFIX = "LLMGW_"
 # Address of the admin listener for llmgw-ctl; no key of the configuration.
 ADMIN_VARIABLE = "LLMGW_ADMIN"
+# Read by bin/boot.py before anything of ours is imported; no key of the configuration either.
+COMPILED_VARIABLE = "LLMGW_COMPILED"
 
 
 class _BadVariableError(Exception):
@@ -28,7 +30,8 @@ class _BadVariableError(Exception):
 def apply_overrides(root: Mapping, environ: Environment[str, str], problems: list[Problem]) -> Mapping:
     """Return `root` with every `LLMGW_` variable of `environ` put in; unknown ones go to `problems`."""
     # Shorter paths first: LLMGW_ENDPOINTS is the list into which LLMGW_ENDPOINTS__0__URL reaches.
-    ours = (name for name in environ if name.startswith(PREFIX) and name != ADMIN_VARIABLE)
+    others = (ADMIN_VARIABLE, COMPILED_VARIABLE)
+    ours = (name for name in environ if name.startswith(PREFIX) and name not in others)
     names = sorted(ours, key=lambda n: (n.count("__"), n))
     for name in names:
         origin = Origin("environment", None, name)

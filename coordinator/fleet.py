@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from conf.compiled import IS_COMPILED
 from conf.version import __version__
 from coordinator.admin.views import EndpointView, LoadView, ProcessView, StatusView
 from coordinator.core.judge import Report
@@ -87,6 +88,7 @@ class Fleet:
         states = [state.name.lower() for state in EndpointState]
         return StatusView(
             version=__version__,
+            compiled=IS_COMPILED,
             instance=self.instance,
             phase=self.segment.phase.name.lower(),
             uptime_s=round(self.clock() - self.started_at, 3),

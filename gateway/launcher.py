@@ -37,6 +37,7 @@ import msgspec
 from conf import child as conf_child
 from conf import load as conf_load
 from conf import log as conf_log
+from conf.compiled import IS_COMPILED
 from conf.errors import ConfigError, LlmgwError
 from conf.reload import diff
 from conf.schema import Config
@@ -152,6 +153,7 @@ class Launcher:
             "gateway_started",
             extra={
                 "version": __version__,
+                "compiled": IS_COMPILED,
                 "listen": self._addresses,
                 "admin_listen": self._admin_address,
                 "workers": self._config.workers,

@@ -91,6 +91,7 @@ class StatusView(View, frozen=True, kw_only=True):
     """`GET /api/v1/status`.
 
     Attributes:
+        compiled: whether the request path runs as extension modules.
         phase: running or draining.
         uptime_s: of the coordinator; the instance may be older.
         config_generation: configurations published since the launcher's start.
@@ -99,6 +100,7 @@ class StatusView(View, frozen=True, kw_only=True):
     """
 
     version: str
+    compiled: bool
     instance: str
     phase: str
     uptime_s: float

@@ -32,7 +32,8 @@ def status(*, json: bool = False, admin: str = "") -> ExitCode:
 
 def _show(view: StatusView) -> None:
     states = [f"{count} {state}" for state, count in view.endpoints_by_state.items() if count]
-    print(f"llmgw {view.version} on {view.instance}, {view.phase}")
+    form = "compiled" if view.compiled else "as Python"
+    print(f"llmgw {view.version} ({form}) on {view.instance}, {view.phase}")
     print(f"configuration {view.config_generation} since the start; {view.inflight} requests in flight")
     print(f"endpoints: {', '.join(states) or 'none configured'}\n")
     rows = [

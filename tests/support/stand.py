@@ -12,7 +12,7 @@ Its models differ in what may go wrong with them:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,15 +139,19 @@ def config(engine: RawEngine, other: RawEngine) -> dict[str, Any]:
 
 
 @contextmanager
-def open_stand(folder: Path) -> Iterator[Stand]:
-    """Start it; afterwards no process and no shared memory may be left."""
+def open_stand(folder: Path, *, env: Mapping[str, str] | None = None) -> Iterator[Stand]:
+    """Start it; afterwards no process and no shared memory may be left.
+
+    Args:
+        env: added to the gateway's environment.
+    """
     programs = Programs(folder)
     gateways = Gateways(programs, folder)
     names = ("chat-model", "slow-headers", "slow-first", "slow-idle", "slow-total", "pair")
     engine = RawEngine(serves=names)
     other = RawEngine(serves=names, inbox=engine.inbox)
     try:
-        gateway = gateways(config(engine, other))
+        gateway = gateways(config(engine, other), env=env)
         yield Stand(gateway, engine, other, Ledger(gateway))
     finally:
         engine.close()

@@ -453,6 +453,11 @@ def test_a_bad_override_is_reported_with_its_name(
     assert found[0].startswith(f"environment: {name}: {expected}")
 
 
+@pytest.mark.parametrize("name", ["LLMGW_ADMIN", "LLMGW_COMPILED"])
+def test_variables_of_other_readers_are_no_overrides(name: str, tmp_path: Path) -> None:
+    assert read(tmp_path, BASE, **{name: "0"}) == read(tmp_path, BASE)
+
+
 def test_without_variables_given_the_process_environment_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
