@@ -240,7 +240,7 @@ def test_a_killed_coordinator_costs_those_who_wait_neither_place_nor_time(
     assert resumed_at - max(killed_at, freed_at) < 2.0
     assert storm.statuses == {200: CAP + 60}
     order = [int(seen.json()["messages"][0]["content"][:8]) for seen in engine.seen(60)]
-    # Those who are granted at one moment go through eight workers.
-    assert max(abs(place - number) for place, number in enumerate(order)) < CAP, order
+    # Those who are granted at one moment go through eight workers; the next ones may overtake the slowest.
+    assert max(abs(place - number) for place, number in enumerate(order)) < 2 * CAP, order
     assert engine.stats()["max_running_seen"] == CAP
     wait_until(cells.is_zero, 5, lambda: f"{cells.all_of_it()}")
